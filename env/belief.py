@@ -1,0 +1,116 @@
+"""What trials so far say about strategies not yet tried: the simulator as a prior, reweighted by evidence.
+
+A fixed ensemble of draws of the simulator's unknowns is weighted by the likelihood of the trial results: importance
+sampling of the Bayesian posterior, the update step of a particle filter (Gordon et al., IEE Proceedings F 140, 1993).
+Nothing is drawn when asking, so equal questions get equal answers.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.env.demand import Bools, Floats
+from paceline.env.gain import log_gain
+from paceline.env.simulator import Unknowns, simulate
+from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.trial import TrialResult
+from paceline.runtime.domain.workload import WorkloadProfile
+
+DRAWS = 64
+"""Size of the ensemble."""
+SIGMA = 0.1
+"""Standard deviation of measured minus predicted log gain under the right draw: model error and noise together."""
+SURPRISE = 0.1
+"""Likelihood of a failure that the draw does not predict, or of a success where it predicts failure."""
+PREDICTED_FAILURES = ("oom", "diverged")
+"""Failure labels that the simulator can predict; others say nothing about the strategy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecast:
+    """The belief about S strategies; arrays have shape [S]."""
+
+    mean: Floats
+    """Expected log goodput gain over the default."""
+    std: Floats
+    """Its standard deviation over the weighted ensemble."""
+    failure_probability: Floats
+    """Probability that a trial fails."""
+    communication_share: float
+    """Expected part of the default strategy's step in which ranks wait for exchanges and each other, in [0, 1]."""
+
+
+class Belief:
+    """The weighted ensemble for one workload on one cluster. Every question brings its own trials."""
+
+    def __init__(self, workload: WorkloadProfile, cluster: Cluster, default: Strategy) -> None:
+        """Raises IllegalStrategy or InvalidRequest as `simulate` does."""
+        self._workload = workload
+        self._cluster = cluster
+        # What was simulated before, one row per strategy; row 0 is the default.
+        self._row: dict[Strategy, int] = {}
+        self._log_goodput: Floats = np.empty((0, DRAWS))
+        self._failed: Bools = np.empty((0, DRAWS), dtype=np.bool_)
+        self._waiting: Floats = np.empty((0, DRAWS))
+        self._rows([default])
+
+    def predict(self, strategies: Sequence[Strategy], trials: Sequence[TrialResult]) -> Forecast:
+        """What to expect of the strategies, given the trials so far.
+
+        The first trial is the reference trial; without any, this is the prior.
+        """
+        weights = self.weights(trials)
+        gains = self.gains(strategies)
+        mean: Floats = gains @ weights
+        return Forecast(
+            mean=mean,
+            std=np.sqrt(np.square(gains - mean[:, None]) @ weights),
+            failure_probability=self._failed[self._rows(strategies)] @ weights,
+            communication_share=float(self._waiting[0] @ weights),
+        )
+
+    def gains(self, strategies: Sequence[Strategy]) -> Floats:
+        """Log goodput gain over the default under each draw, [S, DRAWS]."""
+        rows = self._rows(strategies)
+        gains: Floats = self._log_goodput[rows] - self._log_goodput[0]
+        return gains
+
+    def weights(self, trials: Sequence[TrialResult]) -> Floats:
+        """Probability of each draw given the trials so far, [DRAWS], summing to 1."""
+        log_likelihood = np.zeros(DRAWS)
+        tried = [trial.strategy for trial in trials]
+        predicted = self.gains(tried)
+        fails = self._failed[self._rows(tried)]
+        for number, trial in enumerate(trials):
+            measured = log_gain(trial, trials[0])
+            if measured is not None:
+                log_likelihood -= np.square((measured - predicted[number]) / SIGMA) / 2
+                log_likelihood += np.where(fails[number], math.log(SURPRISE), 0.0)
+            elif trial.failure in PREDICTED_FAILURES:
+                log_likelihood += np.where(fails[number], 0.0, math.log(SURPRISE))
+        likelihood = np.exp(log_likelihood - log_likelihood.max())
+        weights: Floats = likelihood / likelihood.sum()
+        return weights
+
+    def _rows(self, strategies: Sequence[Strategy]) -> npt.NDArray[np.intp]:
+        """Rows of the strategies; those not met before are simulated, all at once."""
+        missing = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._row]
+        if missing:
+            prediction = simulate(self._workload, self._cluster, missing, _prior())
+            self._log_goodput = np.concatenate([self._log_goodput, np.log(prediction.goodput)])
+            self._failed = np.concatenate([self._failed, prediction.failed])
+            waiting = prediction.exposed_seconds / prediction.step_seconds
+            self._waiting = np.concatenate([self._waiting, waiting])
+            for strategy in missing:
+                self._row[strategy] = len(self._row)
+        return np.array([self._row[strategy] for strategy in strategies], dtype=np.intp)
+
+
+@cache
+def _prior() -> Unknowns:
+    return Unknowns.sample(np.random.default_rng(0), DRAWS)

@@ -1,0 +1,1 @@
+"""Generated stubs; see `make proto`."""

@@ -1,0 +1,1 @@
+"""Frozen descriptions that every room shares. They import nothing of the runtime but its errors."""

@@ -1,0 +1,90 @@
+"""Nodes, devices and links, with what a probe measured of them."""
+
+import math
+from dataclasses import dataclass
+
+from paceline.runtime.errors import InvalidRequest
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceProfile:
+    """What one device can do. Every figure is measured with all devices of the cluster busy at once."""
+
+    flops: float
+    """fp32 matrix-multiply rate, FLOP/s."""
+    mem_bw: float
+    """Memory copy rate, B/s, reads plus writes."""
+    net_latency: float
+    """Time of a one-element all-reduce over all devices, s."""
+    pcie_bw: float
+    """Host-to-device copy rate, B/s; 0.0 where host and device share memory."""
+    memory: float
+    """Memory available to the device's worker, B."""
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "mem_bw", "memory"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidRequest(f"device profile: {name}={value} must be positive and finite")
+        for name in ("net_latency", "pcie_bw"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise InvalidRequest(f"device profile: {name}={value} must be finite and not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """One place where a worker runs."""
+
+    name: str
+    """Unique in the cluster, e.g. `localhost/cpu0`."""
+    node: str
+    """Name of the node it sits in."""
+    kind: str
+    """`cpu` or `cuda`."""
+    profile: DeviceProfile
+    """What the probe measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """A directed path between two nodes, or inside one."""
+
+    source: str
+    """Node that sends."""
+    target: str
+    """Node that receives; equal to `source` for traffic between devices of one node."""
+    bandwidth: float
+    """Sustained rate of one rank's traffic while every rank exchanges at once, B/s."""
+    latency: float
+    """One-way time of a small message, s."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
+            raise InvalidRequest(f"link {self.source}->{self.target}: bandwidth must be positive and finite")
+        if not (math.isfinite(self.latency) and self.latency >= 0):
+            raise InvalidRequest(f"link {self.source}->{self.target}: latency must be finite, not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """All devices of one runtime, in the order in which its launcher numbers them."""
+
+    name: str
+    """Launcher and size, e.g. `local:4`."""
+    devices: tuple[Device, ...]
+    """Index in this tuple = device index in `mapping.order`."""
+    links: tuple[Link, ...]
+    """Measured links between (and inside) nodes."""
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise InvalidRequest(f"cluster {self.name} has no devices")
+        names = [device.name for device in self.devices]
+        if len(set(names)) != len(names):
+            raise InvalidRequest(f"cluster {self.name}: device names must be unique, got {', '.join(names)}")
+
+    @property
+    def size(self) -> int:
+        """Number of devices: the largest world size."""
+        return len(self.devices)

@@ -1,0 +1,87 @@
+"""What a running trial streams to its client."""
+
+from dataclasses import dataclass
+
+from paceline.runtime.domain.snapshot import Snapshot
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.trial import HeldOutPoint, StepSplit, TrialResult
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialStarted:
+    """A generation was committed: the first of a trial, a live switch, or a recovery.
+
+    Steps after `step` that an earlier generation reported are void: they are done again.
+    """
+
+    trial_id: str
+    """Trial it belongs to."""
+    generation: int
+    """Number of the generation."""
+    step: int
+    """Step at which it takes over."""
+    strategy: Strategy
+    """Strategy in force from this step."""
+    devices: tuple[int, ...]
+    """Device index of each rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepDone:
+    """One optimizer step, over all ranks."""
+
+    step: int
+    """1 for the first."""
+    generation: int
+    """Generation it ran in."""
+    seconds: float
+    """Wall time, s, mean over ranks (their sums are equal over any stretch between two sync points)."""
+    split: StepSplit
+    """Mean over ranks."""
+    loss: float
+    """Mean training loss over the global batch."""
+    wire_bytes: dict[str, int]
+    """Bytes sent by all ranks, per tier."""
+    samples: tuple[tuple[int, int], ...]
+    """Half-open range of the sample stream that each rank trained on, by rank."""
+    noise_scale: float | None
+    """Gradient noise scale, samples, on the steps where it is measured."""
+    load_balance_error: float
+    """(slowest - mean)/mean of the ranks' compute time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluated:
+    """A held-out evaluation."""
+
+    step: int
+    """Steps done."""
+    point: HeldOutPoint
+    """Seconds, samples, loss."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SnapshotTaken:
+    """A snapshot was committed."""
+
+    snapshot: Snapshot
+    """Its manifest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFinished:
+    """The budget is used up."""
+
+    result: TrialResult
+    """What was measured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialFailed:
+    """The trial ended with a failure label; the runtime goes on."""
+
+    result: TrialResult
+    """What was measured until then; `failure` and `message` are set."""
+
+
+TrialEvent = TrialStarted | StepDone | Evaluated | SnapshotTaken | TrialFinished | TrialFailed

@@ -1,0 +1,36 @@
+"""What a rank measures about a step."""
+
+from dataclasses import dataclass, field
+
+from paceline.runtime.domain.trial import StepSplit
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """One step on one rank."""
+
+    step: int
+    """1 for the first step of the trial."""
+    generation: int
+    """Generation it ran in."""
+    seconds: float
+    """From the end of the previous step to the end of this one, s."""
+    split: StepSplit
+    """Where the time went on this rank."""
+    loss: float
+    """Mean loss over this rank's samples."""
+    sample_start: int
+    """First position of the sample stream that this rank trained on."""
+    sample_stop: int
+    """One past the last."""
+    wire_bytes: dict[str, int] = field(default_factory=dict)
+    """Bytes sent by this rank, per tier."""
+    local_square_norm: float | None = None
+    """|gradient over this rank's samples|^2, on the steps where it is measured."""
+    mean_square_norm: float | None = None
+    """|gradient over the global batch|^2, on the steps where it is measured."""
+
+    @property
+    def samples(self) -> int:
+        """Samples this rank trained on."""
+        return self.sample_stop - self.sample_start

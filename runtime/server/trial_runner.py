@@ -1,0 +1,316 @@
+"""Runs one trial: train to the next barrier, do what is due there, go on; recover when a worker is lost."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.proto.paceline.v1 import control_pb2
+from paceline.runtime.convert import from_message
+from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.domain.events import Evaluated, SnapshotTaken, StepDone, TrialEvent, TrialStarted
+from paceline.runtime.domain.snapshot import Snapshot, SnapshotPart
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.trial import HeldOutPoint, TrialSpec
+from paceline.runtime.errors import Conflict
+from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost, call_all
+from paceline.runtime.server.generations import Generation, Generations, Standing
+from paceline.runtime.server.steps import StepCollector
+from paceline.runtime.snapshot.store import SnapshotStore
+
+FOREVER = 2**62
+"""A step that no trial reaches: train until something asks for a barrier."""
+
+MIN_LEG_SECONDS = 0.02
+"""Shortest stretch between two barriers of a budget in seconds, so that rounding cannot make it stand still."""
+
+
+class TrialEnded(Exception):
+    """The trial cannot go on; carries the failure label."""
+
+    def __init__(self, label: str, message: str) -> None:
+        super().__init__(message)
+        self.label = label
+
+
+@dataclass
+class Request:
+    """Something a client wants done to a running trial, at its next barrier."""
+
+    strategy: Strategy | None
+    """A live switch to this strategy; None: take a snapshot."""
+    done: "asyncio.Future[int | Snapshot]"
+    """Generation of the switch, or the snapshot."""
+
+
+@dataclass
+class Record:
+    """What was measured so far. Steps that a recovery undid are taken out again."""
+
+    steps: list[StepDone] = field(default_factory=list)
+    curve: list[HeldOutPoint] = field(default_factory=list)
+    snapshot: Snapshot | None = None
+    generations: int = 0
+    start_seconds: float = 0.0
+    stalls: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Training time, s."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def samples(self) -> int:
+        """Samples trained on."""
+        return sum(stop - start for step in self.steps for start, stop in step.samples)
+
+
+class TrialRunner:
+    """One running trial. `run` is the only writer of its state; clients put requests into `requests`."""
+
+    def __init__(
+        self,
+        trial_id: str,
+        spec: TrialSpec,
+        *,
+        generations: Generations,
+        cluster: Cluster,
+        global_batch: int,
+        store: SnapshotStore,
+        start: Snapshot | None,
+        start_loss: float | None,
+        emit: Callable[[TrialEvent], None],
+    ) -> None:
+        self.trial_id = trial_id
+        self.spec = spec
+        self.record = Record()
+        self.strategy = spec.strategy
+        self.step = 0
+        self.requests: asyncio.Queue[Request] = asyncio.Queue()
+        self.cancelled = asyncio.Event()
+        self._generations = generations
+        self._cluster = cluster
+        self._global_batch = global_batch
+        self._store = store
+        self._start = start
+        self._start_loss = start_loss
+        self._emit = emit
+        self._generation: Generation | None = None
+        self._first_step = start.step if start else 0
+        self._snapshots = 0
+        self._wake = asyncio.Event()
+        self._snapshot_step = 0
+        self._settled = False
+
+    @property
+    def generation(self) -> Generation:
+        """The generation in force."""
+        assert self._generation is not None, "the trial has not started"
+        return self._generation
+
+    async def run(self) -> None:
+        """Run to the end of the budget. Raises TrialEnded with a label when the trial fails."""
+        began = time.monotonic()
+        try:
+            await self._establish({}, self.strategy)
+            if self._start_loss is not None:
+                self._note_loss(self._start_loss)
+            self.record.start_seconds = time.monotonic() - began
+            while not self._settled:
+                try:
+                    await self._go_on()
+                except (WorkerLost, WorkerError) as error:
+                    await self._recover(error)
+        except WorkerLost as error:
+            raise TrialEnded("worker_lost", str(error)) from None
+        except WorkerError as error:
+            raise TrialEnded(error.label, f"{error.worker}: {error}") from None
+        finally:
+            self._refuse_requests()
+
+    async def _go_on(self) -> None:
+        """Train to the next barrier and do what is due there."""
+        if not self.record.curve:
+            began = time.monotonic()
+            await self._evaluate()
+            self.record.start_seconds += time.monotonic() - began
+        if not self._over():
+            await self._train(self._next_barrier(), self._next_deadline())
+        over = self._over()
+        if over or self._evaluation_due():
+            await self._evaluate(settle=over)
+        every = self.spec.snapshot_every
+        if every and self._steps_done % every == 0 and self._steps_done != self._snapshot_step:
+            await self._take_snapshot()
+        await self._serve_requests()
+        self._settled = over
+
+    @property
+    def _steps_done(self) -> int:
+        return self.step - self._first_step
+
+    def _over(self) -> bool:
+        budget, record = self.spec.budget, self.record
+        reached = budget.target_loss is not None and any(point.loss <= budget.target_loss for point in record.curve)
+        out_of_time = budget.seconds is not None and record.seconds >= budget.seconds
+        return reached or out_of_time or (budget.steps is not None and self._steps_done >= budget.steps)
+
+    def _evaluation_due(self) -> bool:
+        done = len(self.record.curve) - 1
+        budget, count = self.spec.budget, self.spec.evaluations
+        by_steps = budget.steps is not None and self._steps_done * count >= (done + 1) * budget.steps
+        by_time = budget.seconds is not None and self.record.seconds * count >= (done + 1) * budget.seconds
+        return by_steps or by_time
+
+    def _next_barrier(self) -> int:
+        evaluations = len(self.record.curve) - 1
+        budget, steps, every = self.spec.budget, [FOREVER], self.spec.snapshot_every
+        if budget.steps is not None:
+            steps.append(math.ceil((evaluations + 1) * budget.steps / self.spec.evaluations))
+        if every:
+            steps.append((self._steps_done // every + 1) * every)
+        return self._first_step + min(steps)
+
+    def _next_deadline(self) -> float | None:
+        evaluations = len(self.record.curve) - 1
+        if self.spec.budget.seconds is None:
+            return None
+        due = self.spec.budget.seconds * (evaluations + 1) / self.spec.evaluations
+        return max(MIN_LEG_SECONDS, due - self.record.seconds)
+
+    async def _establish(self, standing: Mapping[Worker, Standing], strategy: Strategy) -> None:
+        generation = await self._generations.establish(
+            trial_id=self.trial_id,
+            spec=self.spec,
+            strategy=strategy,
+            cluster=self._cluster,
+            global_batch=self._global_batch,
+            standing=standing,
+            snapshot=self.record.snapshot or self._start,
+        )
+        self._generation = generation
+        self.strategy = strategy
+        self.step = generation.step
+        self.record.generations += 1
+        self.record.steps = [step for step in self.record.steps if step.step <= generation.step]
+        self.record.curve = [point for point in self.record.curve if point.samples <= self.record.samples]
+        collector = StepCollector(generation.number, len(generation.workers), generation.step + 1)
+        for rank, worker in enumerate(generation.workers):
+            worker.on_reports = self._collect(rank, collector)
+        self._emit(
+            TrialStarted(
+                trial_id=self.trial_id,
+                generation=generation.number,
+                step=generation.step,
+                strategy=strategy,
+                devices=generation.devices,
+            )
+        )
+
+    def _collect(self, rank: int, collector: StepCollector) -> Callable[[Sequence[control_pb2.StepReport]], None]:
+        def take(reports: Sequence[control_pb2.StepReport]) -> None:
+            for step in collector.add(rank, reports):
+                self.record.steps.append(step)
+                self._emit(step)
+                if not math.isfinite(step.loss):
+                    self.stop_soon()
+
+        return take
+
+    def stop_soon(self) -> None:
+        """Ask for a barrier as soon as possible."""
+        self._wake.set()
+
+    async def _train(self, until: int, seconds: float | None) -> None:
+        await self._advance(until, seconds)
+        if self.cancelled.is_set():
+            raise TrialEnded("cancelled", "cancelled by a client")
+        bad = next((step for step in self.record.steps if not math.isfinite(step.loss)), None)
+        if bad is not None:
+            raise TrialEnded("diverged", f"the training loss is {bad.loss} at step {bad.step}")
+
+    async def _advance(self, until: int, seconds: float | None) -> None:
+        """Train until the step, or until the seconds have passed or something asks for a barrier."""
+        workers = self.generation.workers
+        run = asyncio.create_task(call_all(workers, run=control_pb2.Command.Run(until_step=until)))
+        wake = asyncio.create_task(self._wake.wait())
+        try:
+            await asyncio.wait({run, wake}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done():
+                await self._bring_to_barrier()
+            stopped = await run
+        finally:
+            self._wake.clear()
+            for task in (run, wake):
+                task.cancel()
+            await asyncio.gather(run, wake, return_exceptions=True)
+        (self.step,) = {answer.stopped.step for answer in stopped}
+
+    async def _bring_to_barrier(self) -> None:
+        """Stop all ranks before the same step: hold them, and let all run to the furthest step one has begun."""
+        workers = self.generation.workers
+        held = await call_all(workers, hold=control_pb2.Command.Hold())
+        step = max(answer.held.next_step for answer in held)
+        await call_all(workers, run_until=control_pb2.Command.RunUntil(step=step))
+
+    async def _recover(self, error: WorkerLost | WorkerError) -> None:
+        """Plan the next generation from what the survivors hold."""
+        workers = self.generation.workers
+        await self._generations.explain(error, workers)
+        standing = await self._generations.abort(workers)
+        if self.spec.on_worker_lost == "fail":
+            raise WorkerLost("a worker was lost and the trial asked to end then")
+        await self._establish(standing, self.strategy)
+
+    async def _evaluate(self, *, settle: bool = False) -> None:
+        command = control_pb2.Command.Evaluate(settle=settle)
+        answers = await call_all(self.generation.workers, evaluate=command)
+        samples = sum(answer.evaluated.samples for answer in answers)
+        self._note_loss(sum(answer.evaluated.loss_sum for answer in answers) / samples)
+
+    def _note_loss(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise TrialEnded("diverged", f"the held-out loss is {loss} at step {self.step}")
+        point = HeldOutPoint(seconds=self.record.seconds, samples=self.record.samples, loss=loss)
+        self.record.curve.append(point)
+        self._emit(Evaluated(step=self.step, point=point))
+
+    async def _take_snapshot(self) -> Snapshot:
+        began = time.monotonic()
+        command = control_pb2.Command.TakeSnapshot()
+        answers = await call_all(self.generation.workers, snapshot=command)
+        self._snapshots += 1
+        self._snapshot_step = self._steps_done
+        snapshot = Snapshot(
+            snapshot_id=f"{self.trial_id}-{self.step:08d}-{self._snapshots}",
+            trial_id=self.trial_id,
+            workload=self.spec.workload,
+            step=answers[0].snapshot.step,
+            cursor=answers[0].snapshot.cursor,
+            world_size=len(answers),
+            seed=self.spec.seed,
+            strategy=dict(self.strategy),
+            parts=tuple(from_message(part, SnapshotPart) for answer in answers for part in answer.snapshot.parts),
+        )
+        await asyncio.to_thread(self._store.commit, snapshot)
+        self.record.snapshot = snapshot
+        self.record.stalls.append(time.monotonic() - began)
+        self._emit(SnapshotTaken(snapshot=snapshot))
+        return snapshot
+
+    async def _serve_requests(self) -> None:
+        while not self.requests.empty():
+            request = self.requests.get_nowait()
+            if request.strategy is None:
+                request.done.set_result(await self._take_snapshot())
+                continue
+            standing = {
+                worker: Standing(step=self.step, cursor=self.generation.cursor) for worker in self.generation.workers
+            }
+            await self._establish(standing, request.strategy)
+            request.done.set_result(self.generation.number)
+
+    def _refuse_requests(self) -> None:
+        while not self.requests.empty():
+            self.requests.get_nowait().done.set_exception(Conflict(f"trial {self.trial_id} has ended"))

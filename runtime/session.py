@@ -1,0 +1,285 @@
+"""One rank of a training job: attach a model, an optimizer and data, then call `step`.
+
+    session = Session.attach(model, optimizer, data, seed=0)
+    session.join(Membership(...), strategy)
+    session.step(loss)
+
+Workers stand on exactly this; nothing in it knows about servers or launchers.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.runtime.compress import CODECS
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.trial import StepSplit
+from paceline.runtime.exchange import BucketAverager
+from paceline.runtime.knobs import config_from
+from paceline.runtime.measure import StepReport
+from paceline.runtime.precision import RECIPES
+from paceline.runtime.samples import SampleStream, rank_range
+from paceline.runtime.snapshot.state import (
+    ReplicaState,
+    load_optimizer_state,
+    model_tensors,
+    optimizer_state,
+)
+from paceline.runtime.sync import SYNC_MODES
+from paceline.runtime.sync.base import Replica, SyncMode, average_in_place
+
+NOISE_EVERY = 10
+"""Steps between two measurements of gradient norms: they cost two passes over the gradient."""
+
+BatchLoss = Callable[[nn.Module, Any], Tensor]
+"""Mean loss over the samples of a batch."""
+
+
+class Data(Protocol):
+    """Samples addressed by index. Every workload is one."""
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per step over all ranks."""
+
+    @property
+    def train_samples(self) -> int:
+        """Size of the training set."""
+
+    def batch(self, indices: Tensor) -> Any:
+        """The samples with these indices, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """This rank's place in a generation."""
+
+    generation: int
+    """Number of the generation."""
+    group: dist.ProcessGroup
+    """All ranks of the generation."""
+    shares: Sequence[int]
+    """Samples of a global batch, by rank."""
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.group.rank()
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in the generation."""
+        return self.group.size()
+
+
+class Session:
+    """A replica and its way through generations. All methods but `attach` are collectives of the membership."""
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, *, seed: int) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.data = data
+        self.steps_done = 0
+        self.cursor = 0
+        self._stream = SampleStream(data.train_samples, seed)
+        self._seed = seed
+        self._mode: SyncMode | None = None
+        self._membership: Membership | None = None
+        self._agreed: ReplicaState | None = None
+        self._restored: ReplicaState | None = None
+        self._last_end: float | None = None
+
+    @classmethod
+    def attach(cls, model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, *, seed: int = 0) -> Self:
+        """Begin at step 0. Models on all ranks must have been built under the same seed."""
+        return cls(model, optimizer, data, seed=seed)
+
+    @property
+    def mode(self) -> SyncMode:
+        """The sync mode in force."""
+        assert self._mode is not None, "call join first"
+        return self._mode
+
+    @property
+    def membership(self) -> Membership:
+        """The place in the current generation."""
+        assert self._membership is not None, "call join first"
+        return self._membership
+
+    def join(self, membership: Membership, strategy: Strategy, loss: BatchLoss) -> None:
+        """Enter a generation: set up the sync mode, codec and precision of the strategy on its group.
+
+        What the previous mode left unsent is added to the next exchange, whatever the codec, if the sync mode stays
+        the same. When it changes, residuals are dropped, as a gradient is no parameter change, and replicas that
+        drifted apart are averaged first, optimizer state included.
+        """
+        self.suspend()
+        before = self._restored
+        mode_class = SYNC_MODES.get(str(strategy["sync.mode"]))
+        codec_class = CODECS.get(str(strategy["compress.codec"]))
+        self._precision = RECIPES.get(str(strategy["precision.compute"]))()
+        self._membership = membership
+        same_mode = before is not None and before.numbers["sync.mode"] == mode_class.name
+        if before is not None and not same_mode and not before.numbers["replicas_equal"]:
+            self._merge(membership.group)
+        averager = BucketAverager(
+            codec_class(config_from(codec_class.Config, strategy)), membership.group, tier="cluster"
+        )
+        replica = Replica(
+            model=self.model,
+            optimizer=self.optimizer,
+            gradient_scale=membership.shares[membership.rank] * membership.world_size / sum(membership.shares),
+        )
+        mode = mode_class(config_from(mode_class.Config, strategy), replica, averager)
+        if before is not None and same_mode:
+            mode.load_state(before.parts["sync"], before.numbers["sync"])
+            averager.carry(before.parts["residuals"])
+        mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
+        # Only now: should a peer die on the way here, this rank can still go on from what it had.
+        self._mode, self._restored = mode, None
+        self._mark_agreed()
+
+    def suspend(self) -> None:
+        """Leave the generation and release its process group, keeping everything that `join` goes on from."""
+        if self._mode is not None:
+            self._restored = self.capture()
+            self._leave()
+
+    def _leave(self) -> None:
+        if self._mode is not None:
+            self._mode.detach()
+        self._mode = None
+        self._membership = None
+        self._last_end = None
+
+    @property
+    def suspended_state(self) -> ReplicaState:
+        """What `join` will go on from."""
+        assert self._restored is not None, "call suspend or restore first"
+        return self._restored
+
+    @torch.no_grad()
+    def _merge(self, group: dist.ProcessGroup) -> None:
+        moments, _ = optimizer_state(self.optimizer)
+        own = [*model_tensors(self.model).values(), *moments.values()]
+        merged = [tensor.clone() for tensor in own]
+        average_in_place(merged, group)
+        for tensor, mean in zip(own, merged, strict=True):
+            tensor.copy_(mean)
+
+    def _next_batch(self) -> Any:
+        start, stop = rank_range(self.cursor, self.membership.shares, self.membership.rank)
+        return self.data.batch(self._stream.indices(start, stop))
+
+    def _loss(self, module: nn.Module, batch: Any, loss: BatchLoss) -> Tensor:
+        with self._precision.forward_context("cpu"):
+            return loss(module, batch)
+
+    def step(self, loss: BatchLoss) -> StepReport:
+        """Train on this rank's part of the next global batch. `loss` gets the module to call and the batch."""
+        began = self._last_end or time.perf_counter()
+        mode, membership = self.mode, self.membership
+        averager = mode.averager
+        start, stop = rank_range(self.cursor, membership.shares, membership.rank)
+        measure_norms = mode.exchanges_gradients and self.steps_done % NOISE_EVERY == 0
+        averager.begin_step(measure_norms=measure_norms)
+        loading = time.perf_counter()
+        batch = self._next_batch()
+        data_wait = time.perf_counter() - loading
+        outcome = mode.step(lambda module: self._loss(module, batch, loss))
+        averager.commit_step()
+        self.steps_done += 1
+        self.cursor += sum(membership.shares)
+        self._mark_agreed()
+        self._last_end = time.perf_counter()
+        seconds = self._last_end - began
+        meter = averager.meter
+        # The bucket held the gradient times this factor.
+        scale = mode.replica.gradient_scale
+        return StepReport(
+            step=self.steps_done,
+            generation=membership.generation,
+            seconds=seconds,
+            split=StepSplit(
+                compute=max(0.0, seconds - outcome.exposed_seconds - data_wait),
+                communication_exposed=outcome.exposed_seconds,
+                communication_hidden=max(0.0, meter.busy_seconds() - outcome.exposed_seconds),
+                data_wait=data_wait,
+            ),
+            loss=outcome.loss,
+            sample_start=start,
+            sample_stop=stop,
+            wire_bytes=meter.wire_bytes,
+            local_square_norm=meter.local_square_norm / scale**2 if measure_norms else None,
+            mean_square_norm=meter.mean_square_norm if measure_norms else None,
+        )
+
+    def settle(self) -> None:
+        """Bring the replicas together for good."""
+        self.mode.averager.begin_step(measure_norms=False)
+        self.mode.settle()
+        self.mode.averager.commit_step()
+        self._mark_agreed()
+
+    def pause(self) -> None:
+        """Standing at a barrier: the time until the next step does not count as training."""
+        self._last_end = None
+
+    def _mark_agreed(self) -> None:
+        # A mode whose replicas are always equal can go on from the live state; the others return to a sync point.
+        if not self.mode.replicas_equal and self.mode.at_sync_point:
+            self._agreed = self.capture().clone()
+
+    def roll_back(self) -> None:
+        """Return to the last state that all ranks agreed on, after a step failed, and leave the generation."""
+        if self._mode is None:
+            return
+        if self._mode.replicas_equal:
+            self.optimizer.zero_grad()
+            self.suspend()
+            return
+        self._leave()
+        assert self._agreed is not None
+        self.restore(self._agreed)
+
+    def capture(self) -> ReplicaState:
+        """This rank's state, sharing memory with the live tensors."""
+        tensors, rest = optimizer_state(self.optimizer)
+        sync_tensors, sync_numbers = self.mode.state()
+        return ReplicaState(
+            parts={
+                "model": model_tensors(self.model),
+                "optimizer": tensors,
+                "sync": sync_tensors,
+                "residuals": self.mode.averager.residuals(),
+                "rng": {"torch": torch.get_rng_state()},
+            },
+            numbers={
+                "optimizer": rest,
+                "sync": sync_numbers,
+                "sync.mode": self.mode.name,
+                "replicas_equal": self.mode.replicas_equal,
+                "steps_done": self.steps_done,
+                "cursor": self.cursor,
+            },
+        )
+
+    def restore(self, state: ReplicaState, *, own: bool = True) -> None:
+        """Take over a captured state before `join`.
+
+        With `own` False the state is another rank's: its residuals and random numbers are not taken.
+        """
+        self.model.load_state_dict(state.parts["model"])
+        load_optimizer_state(self.optimizer, state.parts["optimizer"], state.numbers["optimizer"])
+        if own:
+            torch.set_rng_state(state.parts["rng"]["torch"].clone())
+        else:
+            state = ReplicaState(parts={**state.parts, "residuals": {}}, numbers=state.numbers)
+        self.steps_done = state.numbers["steps_done"]
+        self.cursor = state.numbers["cursor"]
+        self._restored = state

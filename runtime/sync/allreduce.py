@@ -1,0 +1,103 @@
+"""Gradients averaged every step by DistributedDataParallel."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.runtime.exchange import BucketAverager, Layout
+from paceline.runtime.sync.base import SYNC_MODES, LossFunction, Replica, StepOutcome, SyncConfig, SyncMode
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduceConfig(SyncConfig):
+    """All-reduce has only the common knobs."""
+
+
+@SYNC_MODES.register
+class AllReduce(SyncMode):
+    """Synchronous data parallelism: DDP's reducer fills buckets, a comm hook hands them to the averager.
+
+    Exchanges overlap the rest of the backward pass. Source: Li et al., "PyTorch Distributed", arXiv:2006.15704.
+    """
+
+    name = "allreduce"
+    Config = AllReduceConfig
+    replicas_equal = True
+    exchanges_gradients = True
+
+    def __init__(self, config: SyncConfig, replica: Replica, averager: BucketAverager) -> None:
+        super().__init__(config, replica, averager)
+        self._names = {id(parameter): name for name, parameter in replica.model.named_parameters()}
+        self._buffer_bytes = sum(buffer.numel() * buffer.element_size() for buffer in replica.model.buffers())
+        self._last_launch = 0.0
+        self._exchange = True
+        self._ddp: DistributedDataParallel | None = DistributedDataParallel(
+            replica.model,
+            process_group=averager.group,
+            bucket_cap_mb=config.bucket_mb,
+            gradient_as_bucket_view=True,
+        )
+        self._ddp.register_comm_hook(self, _average_bucket)
+
+    @property
+    def ddp(self) -> DistributedDataParallel:
+        """The wrapped model."""
+        assert self._ddp is not None, "the mode was detached"
+        return self._ddp
+
+    def prepare(self, loss_function: LossFunction) -> None:
+        """Run a backward pass that exchanges and changes nothing.
+
+        DDP lays its buckets out anew after the first backward pass, in the order in which gradients became ready.
+        The layout decides the order of summation and what a sparsifying codec selects, so without this pass a
+        restored job would differ in the last bits from one that was never interrupted.
+        """
+        buffers = [buffer.clone() for buffer in self.replica.model.buffers()]
+        self._exchange = False
+        with torch.random.fork_rng(devices=[]):
+            loss_function(self.ddp).backward()
+        self._exchange = True
+        self.replica.optimizer.zero_grad()
+        with torch.no_grad():
+            for buffer, saved in zip(self.replica.model.buffers(), buffers, strict=True):
+                buffer.copy_(saved)
+
+    def step(self, loss_function: LossFunction) -> StepOutcome:
+        """One DDP step."""
+        self.replica.optimizer.zero_grad()
+        loss = loss_function(self.ddp)
+        (loss * self.replica.gradient_scale).backward()
+        exposed = time.perf_counter() - self._last_launch
+        # DDP broadcasts rank 0's buffers before every forward pass.
+        if self._buffer_bytes and self.averager.rank == 0:
+            self.averager.meter.add_bytes(self.averager.tier, (self.averager.world_size - 1) * self._buffer_bytes)
+        self.replica.optimizer.step()
+        return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed)
+
+    def settle(self) -> None:
+        """Give every rank rank 0's buffers, as DDP does at the next forward pass."""
+        for buffer in self.replica.model.buffers():
+            dist.broadcast(buffer, group_src=0, group=self.averager.group)
+
+    def average(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+        """Exchange one of DDP's buckets."""
+        if not self._exchange:
+            ready: torch.futures.Future[Tensor] = torch.futures.Future()
+            ready.set_result(bucket.buffer())
+            return ready
+        layout: Layout = tuple((self._names[id(p)], p.numel()) for p in bucket.parameters())
+        future = self.averager.start(bucket.buffer(), layout)
+        self._last_launch = time.perf_counter()
+        return future
+
+    def detach(self) -> None:
+        """Drop DDP and with it the hooks on the parameters."""
+        self._ddp = None
+
+
+def _average_bucket(mode: AllReduce, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    return mode.average(bucket)

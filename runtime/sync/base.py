@@ -1,0 +1,122 @@
+"""What a sync mode is."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from paceline.runtime.domain.domains import Number
+from paceline.runtime.exchange import BucketAverager
+from paceline.runtime.knobs import KnobConfig, knob
+from paceline.runtime.registry import Registry
+
+LossFunction = Callable[[nn.Module], Tensor]
+"""Computes the mean loss over this rank's samples, given the module to call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncConfig(KnobConfig):
+    """Knobs that every sync mode has."""
+
+    bucket_mb: float = knob("sync.bucket_mb", Number(low=0.25, high=100.0, log=True), default=25.0)
+    """Size of the buckets in which gradients or parameters are exchanged, MiB, 0.25 to 100."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replica:
+    """One rank's copy of what is trained."""
+
+    model: nn.Module
+    """The user's model, unwrapped."""
+    optimizer: torch.optim.Optimizer
+    """The user's optimizer over its parameters."""
+    gradient_scale: float
+    """Factor on this rank's loss or parameter change so that the plain mean over ranks weighs samples equally:
+    share of the global batch x world size; 1 for even shares."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What a sync mode did in one step."""
+
+    loss: float
+    """Mean loss over this rank's samples."""
+    exposed_seconds: float
+    """Time in which this rank only waited for an exchange, s."""
+
+
+class SyncMode(ABC):
+    """Performs optimizer steps on one rank and keeps its replica together with the others."""
+
+    name: ClassVar[str]
+    Config: ClassVar[type[SyncConfig]]
+    replicas_equal: ClassVar[bool]
+    """Whether all replicas have equal weights after every step."""
+    exchanges_gradients: ClassVar[bool]
+    """Whether what is averaged are gradients, so that a gradient noise scale can be estimated."""
+
+    def __init__(self, config: SyncConfig, replica: Replica, averager: BucketAverager) -> None:
+        self.replica = replica
+        self.averager = averager
+        self.bucket_bytes = int(config.bucket_mb * 2**20)
+
+    @abstractmethod
+    def step(self, loss_function: LossFunction) -> StepOutcome:
+        """Forward, backward, exchange, optimizer step. A collective: every rank calls it."""
+
+    @property
+    def at_sync_point(self) -> bool:
+        """Whether all replicas are equal right now."""
+        return True
+
+    def prepare(self, loss_function: LossFunction) -> None:
+        """Settle everything that the first step would otherwise do differently from later ones. A collective."""
+
+    def settle(self) -> None:
+        """Bring the replicas together for good. A collective."""
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within the context the model has the averaged weights; afterwards its own again. A collective."""
+        yield
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
+        """Tensors and numbers that a restored mode needs beside model and optimizer."""
+        return {}, {}
+
+    def load_state(self, tensors: dict[str, Tensor], numbers: dict[str, int]) -> None:
+        """Take over what `state` returned, on the same rank."""
+
+    def detach(self) -> None:
+        """Release the process group and every hook on the model."""
+
+
+def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tensor], float]:
+    """Wait for all futures; their values, and for how long, s."""
+    began = time.perf_counter()
+    values = [future.wait() for future in futures]
+    return values, time.perf_counter() - began
+
+
+def average_in_place(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Replace each tensor by its mean over the group if it is floating point, else by rank 0's. A collective."""
+    works = []
+    for tensor in tensors:
+        if tensor.is_floating_point():
+            tensor.div_(group.size())
+            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+        else:
+            works.append(dist.broadcast(tensor, group_src=0, group=group, async_op=True))
+    for work in works:
+        work.wait()
+
+
+SYNC_MODES: Registry[type[SyncMode]] = Registry(
+    "sync mode", package="paceline.runtime.sync", entry_point_group="paceline.sync"
+)

@@ -1,0 +1,1 @@
+"""The worker process: executes the server's commands on one device."""

@@ -1,0 +1,5 @@
+"""The command line. One file per command, each of which imports what it needs when it runs, so that `--help` is quick."""
+
+from paceline.tuner.cli.app import main
+
+__all__ = ["main"]
