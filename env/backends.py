@@ -24,11 +24,13 @@ CANDIDATES = 32
 """Candidates of a session unless said otherwise."""
 TRIALS = 6
 """Trials of a session unless said otherwise, the reference trial not counted."""
+MAX_DRAWS = 1000
+"""Cases drawn, of which at least one must have a default strategy that fits into memory."""
 SEED_BOUND = 2**31
 """Seeds drawn for candidates and episodes are below this."""
 SIMULATED_STEPS = 200
 """Steps that a simulated trial claims to have taken."""
-MODEL_ERROR = 0.05
+MODEL_ERROR = 0.1
 """Standard deviation of the log goodput that no draw of the unknowns explains, one value per strategy and session."""
 
 
@@ -72,15 +74,19 @@ class SimulatorBackend:
         self._workload = workload
 
     def begin(self, rng: np.random.Generator) -> TuningCase:
-        """Draw a case whose default strategy runs without failure."""
-        while True:
+        """Draw a case whose default strategy fits into memory.
+
+        Raises InvalidRequest when none does, which means that the fixed workload is too large for the fixed cluster.
+        """
+        for _ in range(MAX_DRAWS):
             workload = self._workload or random_workload(rng)
             cluster = self._cluster or random_cluster(rng, workload)
             self._truth = Unknowns.sample(rng, 1)
-            self._session = int(rng.integers(SEED_BOUND))
             if not simulate(workload, cluster, [self.space.default], self._truth).failed.any():
                 break
-        seed = int(rng.integers(SEED_BOUND))
+        else:
+            raise InvalidRequest(f"workload {workload.name} does not fit into the memory of {cluster.name}")
+        self._session, seed = (int(value) for value in rng.integers(SEED_BOUND, size=2))
         return TuningCase(
             space=self.space,
             workload=workload,

@@ -23,8 +23,9 @@ from paceline.runtime.domain.workload import WorkloadProfile
 
 DRAWS = 64
 """Size of the ensemble."""
-SIGMA = 0.1
-"""Standard deviation of measured minus predicted log gain under the right draw: model error and noise together."""
+SIGMA = 0.2
+"""Standard deviation of measured minus predicted log gain under the right draw: noise, and the error of a model that
+is wide enough not to trust a single draw."""
 SURPRISE = 0.1
 """Likelihood of a failure that the draw does not predict, or of a success where it predicts failure."""
 PREDICTED_FAILURES = ("oom", "diverged")
@@ -52,12 +53,13 @@ class Belief:
         """Raises IllegalStrategy or InvalidRequest as `simulate` does."""
         self._workload = workload
         self._cluster = cluster
-        # What was simulated before, one row per strategy; row 0 is the default.
+        prediction = simulate(workload, cluster, [default], _prior())
+        self._default_goodput = prediction.goodput[0]
+        self._communication_share = prediction.exposed_seconds[0] / prediction.step_seconds[0]
+        # What was simulated before, one row per strategy.
         self._row: dict[Strategy, int] = {}
-        self._log_goodput: Floats = np.empty((0, DRAWS))
+        self._gains: Floats = np.empty((0, DRAWS))
         self._failed: Bools = np.empty((0, DRAWS), dtype=np.bool_)
-        self._waiting: Floats = np.empty((0, DRAWS))
-        self._rows([default])
 
     def predict(self, strategies: Sequence[Strategy], trials: Sequence[TrialResult]) -> Forecast:
         """What to expect of the strategies, given the trials so far.
@@ -65,27 +67,22 @@ class Belief:
         The first trial is the reference trial; without any, this is the prior.
         """
         weights = self.weights(trials)
-        gains = self.gains(strategies)
+        rows = self._rows(strategies)
+        gains = self._gains[rows]
         mean: Floats = gains @ weights
         return Forecast(
             mean=mean,
             std=np.sqrt(np.square(gains - mean[:, None]) @ weights),
-            failure_probability=self._failed[self._rows(strategies)] @ weights,
-            communication_share=float(self._waiting[0] @ weights),
+            failure_probability=self._failed[rows] @ weights,
+            communication_share=float(self._communication_share @ weights),
         )
-
-    def gains(self, strategies: Sequence[Strategy]) -> Floats:
-        """Log goodput gain over the default under each draw, [S, DRAWS]."""
-        rows = self._rows(strategies)
-        gains: Floats = self._log_goodput[rows] - self._log_goodput[0]
-        return gains
 
     def weights(self, trials: Sequence[TrialResult]) -> Floats:
         """Probability of each draw given the trials so far, [DRAWS], summing to 1."""
         log_likelihood = np.zeros(DRAWS)
-        tried = [trial.strategy for trial in trials]
-        predicted = self.gains(tried)
-        fails = self._failed[self._rows(tried)]
+        rows = self._rows([trial.strategy for trial in trials])
+        predicted = self._gains[rows]
+        fails = self._failed[rows]
         for number, trial in enumerate(trials):
             measured = log_gain(trial, trials[0])
             if measured is not None:
@@ -99,13 +96,12 @@ class Belief:
 
     def _rows(self, strategies: Sequence[Strategy]) -> npt.NDArray[np.intp]:
         """Rows of the strategies; those not met before are simulated, all at once."""
-        missing = [strategy for strategy in dict.fromkeys(strategies) if strategy not in self._row]
+        missing = dict.fromkeys(strategy for strategy in strategies if strategy not in self._row)
         if missing:
-            prediction = simulate(self._workload, self._cluster, missing, _prior())
-            self._log_goodput = np.concatenate([self._log_goodput, np.log(prediction.goodput)])
+            prediction = simulate(self._workload, self._cluster, list(missing), _prior())
+            gains = np.log(prediction.goodput / self._default_goodput)
+            self._gains = np.concatenate([self._gains, gains])
             self._failed = np.concatenate([self._failed, prediction.failed])
-            waiting = prediction.exposed_seconds / prediction.step_seconds
-            self._waiting = np.concatenate([self._waiting, waiting])
             for strategy in missing:
                 self._row[strategy] = len(self._row)
         return np.array([self._row[strategy] for strategy in strategies], dtype=np.intp)

@@ -25,6 +25,8 @@ T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+STATE_COPIES = 5.0
+"""Memory of weights, gradients, two moments and buckets, in copies of the fp32 parameters."""
 CAST_PASSES = 3.0
 """Memory traffic of casting a gradient down and back, in passes over its fp32 bytes: (4+2 + 2+4)/4."""
 SELECT_PASSES = 40.0
@@ -65,6 +67,8 @@ class Demand:
     """Whether CPU devices of one node exchange with each other, which costs them compute."""
     codec_bytes: Floats
     """Memory traffic of encoding and decoding per exchange, B."""
+    state_bytes: Floats
+    """Memory of weights, gradients, two moments and what sync mode and codec keep, B."""
     information_loss: Floats
     """What the codec loses: 0 if exact; log10(elements / elements sent) with error feedback."""
     wire_bytes: Floats
@@ -88,8 +92,12 @@ def demand(workload: WorkloadProfile, cluster: Cluster, strategies: Sequence[Str
         ("compress.", "sync.bucket_mb"), strategies, lambda strategy: _exchange(workload, cluster.size, strategy)
     )
     local = np.array([strategy["sync.mode"] == "local_sgd" for strategy in strategies])
-    period = np.where(local, np.array([float(strategy["sync.period"]) for strategy in strategies]), 1.0)
+    period = np.array(
+        [float(strategy["sync.period"]) if strategy["sync.mode"] == "local_sgd" else 1.0 for strategy in strategies]
+    )
     ring_bytes = np.array([exchange.ring_bytes for exchange in exchanges])
+    # Local SGD keeps the parameters of the last exchange.
+    copies = STATE_COPIES + local
     return Demand(
         slowest_work=np.array([place.slowest_work for place in placements]),
         mean_work=np.array([place.mean_work for place in placements]),
@@ -102,6 +110,7 @@ def demand(workload: WorkloadProfile, cluster: Cluster, strategies: Sequence[Str
         ring_bandwidth=np.array([place.ring_bandwidth for place in placements]),
         on_node=np.array([place.on_node for place in placements]),
         codec_bytes=np.array([exchange.codec_bytes for exchange in exchanges]),
+        state_bytes=copies * workload.gradient_bytes + [exchange.kept_bytes for exchange in exchanges],
         information_loss=np.array([exchange.information_loss for exchange in exchanges]),
         wire_bytes=ring_bytes * cluster.size / period,
     )
@@ -162,6 +171,8 @@ class _Exchange(NamedTuple):
     buckets: float
     ring_bytes: float
     codec_bytes: float
+    kept_bytes: float
+    """Memory of the residual and of gathered payloads, B."""
     information_loss: float
 
 
@@ -174,18 +185,22 @@ def _exchange(workload: WorkloadProfile, world_size: int, strategy: Strategy) ->
     codec = plugin(config_from(plugin.Config, strategy))
     elements, larger = divmod(workload.parameters, buckets)
     payload = larger * codec.payload_bytes(elements + 1) + (buckets - larger) * codec.payload_bytes(elements)
-    traffic = FEEDBACK_PASSES * workload.gradient_bytes * codec.error_feedback
+    residual = workload.gradient_bytes * codec.error_feedback
+    traffic = FEEDBACK_PASSES * residual
     if codec.linear:
         return _Exchange(
             buckets=buckets,
             ring_bytes=2 * (world_size - 1) / world_size * payload,
             codec_bytes=traffic + CAST_PASSES * workload.gradient_bytes * codec.lossy,
+            kept_bytes=residual,
             information_loss=CAST_LOSS * codec.lossy,
         )
-    sent = payload / (2 * workload.gradient_bytes)
+    # An element is sent as its value and its index.
+    sent = min(1.0, payload / (2 * workload.gradient_bytes))
     return _Exchange(
         buckets=buckets,
         ring_bytes=(world_size - 1) * payload,
         codec_bytes=traffic + SELECT_PASSES * workload.gradient_bytes + SCATTER_PASSES * world_size * payload,
-        information_loss=-math.log10(min(1.0, sent)) * (1.0 if codec.error_feedback else NO_FEEDBACK_LOSS),
+        kept_bytes=residual + world_size * payload,
+        information_loss=-math.log10(sent) * (1.0 if codec.error_feedback else NO_FEEDBACK_LOSS),
     )

@@ -16,7 +16,7 @@ def log_gain(result: TrialResult, reference: TrialResult) -> float | None:
     """log(goodput / the reference's goodput), natural; None where either of the two is not a valid result."""
     if not (is_valid(result) and is_valid(reference)):
         return None
-    return math.log(result.goodput / reference.goodput)
+    return math.log(result.goodput) - math.log(reference.goodput)
 
 
 def best_trial(trials: Sequence[TrialResult]) -> tuple[Strategy, float]:

@@ -18,6 +18,7 @@ from paceline.env.demand import Bools, Demand, Floats, demand
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.workload import WorkloadProfile
+from paceline.runtime.errors import InvalidRequest
 
 LAUNCH_SECONDS = 2e-5
 """Time per parameter tensor and step, whatever its size: launches of forward, backward and optimizer."""
@@ -25,8 +26,6 @@ BACKWARD = 2 / 3
 """Part of forward and backward that is backward."""
 OPTIMIZER_PASSES = 7.0
 """Memory traffic of Adam, in passes over the fp32 parameters: read four tensors, write three."""
-STATE_COPIES = 6.0
-"""Memory of weights, gradient, two moments, buckets and residual, in copies of the fp32 parameters."""
 FLOPS_PER_ACTIVATION_BYTE = 500.0
 """FLOP of forward and backward per byte of activation kept: about the width of a transformer."""
 BF16_LOSS = 0.01
@@ -71,14 +70,14 @@ class Unknowns:
 
         return cls(
             compute_efficiency=lognormal(0.4, 0.5),
-            link_efficiency=lognormal(0.7, 0.4),
+            link_efficiency=lognormal(0.5, 0.7),
             codec_cost=lognormal(1.0, 0.7),
-            bf16_speed=np.exp(rng.uniform(np.log(0.3), np.log(4.0), count)),
+            bf16_speed=np.exp(rng.uniform(np.log(0.15), np.log(4.0), count)),
             contention=rng.uniform(0.0, 1.0, count),
             overlap=rng.uniform(0.3, 1.0, count),
-            period_sensitivity=lognormal(0.01, 1.0),
-            compression_sensitivity=lognormal(0.05, 1.0),
-            jitter=lognormal(0.05, 0.7),
+            period_sensitivity=lognormal(0.02, 1.2),
+            compression_sensitivity=lognormal(0.1, 1.2),
+            jitter=lognormal(0.1, 1.0),
             memory_factor=lognormal(1.0, 0.3),
             noise=lognormal(0.02, 0.5),
         )
@@ -122,12 +121,15 @@ class Prediction:
         return probability
 
 
+# Overflow is found at the end, in the result.
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def simulate(
     workload: WorkloadProfile, cluster: Cluster, strategies: Sequence[Strategy], unknowns: Unknowns
 ) -> Prediction:
     """Predict S strategies under E draws at once, with one rank per device. Unknown knobs have no effect.
 
-    Raises IllegalStrategy or InvalidRequest as `demand` does.
+    Raises IllegalStrategy or InvalidRequest as `demand` does, and InvalidRequest where the figures of workload and
+    cluster are so far apart that they overflow.
     """
     facts = demand(workload, cluster, strategies)
     devices = [device.profile for device in cluster.devices]
@@ -159,14 +161,21 @@ def simulate(
     dropped = unknowns.compression_sensitivity * column(facts.information_loss)
     efficiency = 1 / ((1 + drift) * (1 + dropped) * (1 + BF16_LOSS * bf16))
 
+    goodput = workload.global_batch / step * efficiency
+    if not (np.isfinite(step).all() and (goodput > 0).all()):
+        raise InvalidRequest(
+            f"workload {workload.name} on cluster {cluster.name}: step times overflow; check "
+            f"flops_per_sample={workload.flops_per_sample:g}, the device profiles and the links"
+        )
+
     activations = facts.largest_share * workload.flops_per_sample / FLOPS_PER_ACTIVATION_BYTE
-    needed = STATE_COPIES * workload.gradient_bytes + activations * np.where(facts.bf16, 0.5, 1.0)
+    needed = facts.state_bytes + activations * np.where(facts.bf16, 0.5, 1.0)
     return Prediction(
         step_seconds=step,
         compute_seconds=computing,
         hidden_seconds=hidden / period,
         efficiency=efficiency,
-        goodput=workload.global_batch / step * efficiency,
+        goodput=goodput,
         out_of_memory=column(needed) * unknowns.memory_factor > min(device.memory for device in devices),
         diverged=efficiency < DIVERGED_BELOW,
         demand=facts,

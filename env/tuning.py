@@ -40,7 +40,7 @@ class TuningEnv(gymnasium.Env[Observation, np.int64]):
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     observation_space: spaces.Dict  # type: ignore[assignment]
-    action_space: spaces.Discrete  # type: ignore[assignment]
+    action_space: spaces.Discrete
 
     def __init__(self, backend: Backend | None = None, *, render_mode: str | None = None) -> None:
         """Without a backend: the simulator with its defaults and this process's knob space."""
@@ -69,19 +69,13 @@ class TuningEnv(gymnasium.Env[Observation, np.int64]):
         """Run one trial. Raises InvalidRequest for an action out of range, Conflict outside a session."""
         if not self.action_space.contains(action):
             raise InvalidRequest(f"action {action} must be a whole number from 0 to {self.action_space.n - 1}")
-        case = self.case
-        if case is None or self._trials_left(case) <= 0:
-            raise Conflict("no session is running; call reset first")
+        case = self._running_case()
+        if self._trials_left(case) == 0:
+            raise Conflict("the session's budget of trials is used up; call reset")
         if not self.action_masks()[action]:
-            known = action < len(case.candidates)
-            refusal = f"candidate {action} {'was tried before' if known else 'does not exist in this session'}"
-            return (
-                self._observation(case),
-                0.0,
-                False,
-                False,
-                self._info(self.trials[-1]) | {"refused": refusal},
-            )
+            why = "was tried before" if action < len(case.candidates) else "does not exist in this session"
+            info = self._info(self.trials[-1]) | {"refused": f"candidate {action} {why}"}
+            return self._observation(case), 0.0, False, False, info
         _, best_before = best_trial(self.trials)
         trial = self.backend.run(case, case.candidates[action], self.np_random)
         self.trials.append(trial)
@@ -90,27 +84,28 @@ class TuningEnv(gymnasium.Env[Observation, np.int64]):
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
         """Allowed actions, bool [max_candidates]; the name is the one sb3-contrib looks for."""
-        if self.case is None:
-            raise Conflict("no session is running; call reset first")
-        return mask(self.case, self.trials, max_candidates=self.backend.max_candidates)
+        return mask(self._running_case(), self.trials, max_candidates=self.backend.max_candidates)
 
-    def render(self) -> str | None:  # type: ignore[override]
+    def render(self) -> str | None:
         """With `ansi`: one line per trial, with its log gain or failure label and what it changed."""
         if self.render_mode is None:
             return None
-        if self.case is None:
-            raise Conflict("no session is running; call reset first")
-        default = self.case.candidates[0]
-        lines = [f"{self.case.workload.name} on {self.case.cluster.name}"]
+        case = self._running_case()
+        lines = [f"{case.workload.name} on {case.cluster.name}"]
         for number, trial in enumerate(self.trials):
             gain = log_gain(trial, self.trials[0])
             outcome = f"{gain:+.3f}" if gain is not None else str(trial.failure or "invalid")
-            lines.append(f"{number:3d}  {outcome:>10s}  {trial.strategy.describe(default)}")
+            lines.append(f"{number:3d}  {outcome:>10s}  {trial.strategy.describe(case.candidates[0])}")
         return "\n".join(lines)
 
     def close(self) -> None:
         """Close the backend. May be called again."""
         self.backend.close()
+
+    def _running_case(self) -> TuningCase:
+        if self.case is None:
+            raise Conflict("no session is running; call reset first")
+        return self.case
 
     def _trials_left(self, case: TuningCase) -> int:
         return case.trials_budget + 1 - len(self.trials)

@@ -171,6 +171,8 @@ def from_message(message: Message, cls: type[T]) -> T:
 def _get(message: Any, name: str, hint: Any) -> Any:
     if hint is Domain:
         kind = message.domain.WhichOneof("domain")
+        if kind is None:
+            raise InvalidRequest("a knob with a domain of an unknown kind; is the runtime newer than this client?")
         return from_message(getattr(message.domain, kind), _DOMAINS[kind])
     if hint == KnobValue:
         return knob_value_from_message(getattr(message, name))

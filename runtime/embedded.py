@@ -48,7 +48,13 @@ class EmbeddedRuntime:
         self.close()
 
     def _await(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            # On Ctrl-C and the like: what this thread no longer waits for must not go on.
+            future.cancel()
+            raise
 
     def describe_knobs(self) -> KnobSpace:
         """The knob space."""

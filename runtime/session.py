@@ -114,31 +114,34 @@ class Session:
     def join(self, membership: Membership, strategy: Strategy, loss: BatchLoss) -> None:
         """Enter a generation: set up the sync mode, codec and precision of the strategy on its group.
 
-        What the previous mode left unsent is added to the next exchange, whatever the codec, if the sync mode stays
-        the same. When it changes, residuals are dropped, as a gradient is no parameter change, and replicas that
-        drifted apart are averaged first, optimizer state included.
+        What was left unsent is added to the next exchange, whatever the codec, if the sync mode stays the same. When
+        it changes, residuals are dropped, as a gradient is no parameter change, and replicas that drifted apart are
+        averaged first, optimizer state included.
         """
-        self.suspend()
-        before = self._restored
         mode_class = SYNC_MODES.get(str(strategy["sync.mode"]))
         codec_class = CODECS.get(str(strategy["compress.codec"]))
+        config = config_from(mode_class.Config, strategy)
         self._precision = RECIPES.get(str(strategy["precision.compute"]))()
         self._membership = membership
-        same_mode = before is not None and before.numbers["sync.mode"] == mode_class.name
-        if before is not None and not same_mode and not before.numbers["replicas_equal"]:
-            self._merge(membership.group)
         averager = BucketAverager(
             codec_class(config_from(codec_class.Config, strategy)), membership.group, tier="cluster"
         )
-        replica = Replica(
-            model=self.model,
-            optimizer=self.optimizer,
-            gradient_scale=membership.shares[membership.rank] * membership.world_size / sum(membership.shares),
-        )
-        mode = mode_class(config_from(mode_class.Config, strategy), replica, averager)
+        scale = membership.shares[membership.rank] * membership.world_size / sum(membership.shares)
+        replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
+        if self._mode is not None and self._mode.serves(mode_class, config, replica, membership.group):
+            averager.carry(self._mode.averager.residuals())
+            self._mode.averager = averager
+            return
+        self.suspend()
+        before = self._restored
+        same_mode = before is not None and before.numbers["sync.mode"] == mode_class.name
+        if before is not None and not same_mode and not before.numbers["replicas_equal"]:
+            self._merge(membership.group)
+        mode = mode_class(config, replica, averager)
         if before is not None and same_mode:
             mode.load_state(before.parts["sync"], before.numbers["sync"])
             averager.carry(before.parts["residuals"])
+        self._membership = membership
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
         self._mode, self._restored = mode, None

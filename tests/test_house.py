@@ -52,9 +52,7 @@ def test_protobuf_floor_is_what_the_stubs_demand() -> None:
 
 def test_every_requirement_has_a_constraint() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    pins = [
-        Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"
-    ]
+    pins = [Requirement(line) for line in (ROOT / "constraints.txt").read_text().splitlines() if line[0] != "#"]
     versions = {pin.name.lower().replace("_", "-"): str(pin.specifier).removeprefix("==") for pin in pins}
     for wanted in map(Requirement, project["dependencies"] + project["optional-dependencies"]["dev"]):
         assert wanted.specifier.contains(versions[wanted.name]), wanted
@@ -82,8 +80,7 @@ def test_room_refuses_another_name(room: str) -> None:
 
 def test_runtime_imports_no_learning_and_no_tracking() -> None:
     done = python(
-        "import sys; sys.path.insert(0, 'src')\n"
-        "import importlib, pkgutil, paceline.runtime\n"
+        "import importlib, pkgutil, sys, paceline.runtime\n"
         "names = [m.name for m in pkgutil.walk_packages(paceline.runtime.__path__, 'paceline.runtime.')]\n"
         "for name in names: importlib.import_module(name)\n"
         "assert 'torch' in sys.modules and 'paceline.runtime.errors' in sys.modules\n"

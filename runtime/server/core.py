@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import statistics
 import tempfile
 import uuid
@@ -28,6 +29,8 @@ from paceline.runtime.server.trial_runner import Request, TrialEnded, TrialRunne
 from paceline.runtime.snapshot.store import SnapshotStore
 
 MAX_QUEUED_TRIALS = 64
+
+logger = logging.getLogger(__name__)
 
 
 class EventLog:
@@ -294,6 +297,10 @@ class Runtime:
             failure, message = ended.label, str(ended)
         except WorkerFailure as error:
             failure, message = "worker_lost", str(error)
+        except Exception as error:
+            # A defect of ours must cost one trial, not the queue behind it.
+            logger.exception("trial %s ended by a defect", entry.trial_id)
+            failure, message = "error", f"{type(error).__name__}: {error}"
         if runner.record.curve:
             self._start_losses.setdefault(key, runner.record.curve[0].loss)
         entry.result = trial_result(

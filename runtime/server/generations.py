@@ -113,9 +113,9 @@ class Generations:
             furthest = max((state.step for state in holders.values()), default=-1)
             for rank, member in enumerate(plan.members):
                 member.needs_state = rank not in holders or holders[rank].step < furthest
-            if holders:
+            if holders and any(member.needs_state for member in plan.members):
                 plan.source_rank = next(rank for rank, state in holders.items() if state.step == furthest)
-            elif snapshot is not None:
+            elif not holders and snapshot is not None:
                 plan.snapshot.CopyFrom(to_message(snapshot, types_pb2.Snapshot))
             try:
                 answers = await call_all(workers, build=control_pb2.Command.Build(plan=plan))

@@ -302,14 +302,20 @@ class TrialRunner:
     async def _serve_requests(self) -> None:
         while not self.requests.empty():
             request = self.requests.get_nowait()
-            if request.strategy is None:
-                request.done.set_result(await self._take_snapshot())
-                continue
-            standing = {
-                worker: Standing(step=self.step, cursor=self.generation.cursor) for worker in self.generation.workers
-            }
-            await self._establish(standing, request.strategy)
-            request.done.set_result(self.generation.number)
+            try:
+                request.done.set_result(await self._serve(request))
+            except (WorkerLost, WorkerError) as error:
+                request.done.set_exception(Conflict(f"trial {self.trial_id} could not do it: {error}"))
+                raise
+
+    async def _serve(self, request: Request) -> int | Snapshot:
+        if request.strategy is None:
+            return await self._take_snapshot()
+        standing = {
+            worker: Standing(step=self.step, cursor=self.generation.cursor) for worker in self.generation.workers
+        }
+        await self._establish(standing, request.strategy)
+        return self.generation.number
 
     def _refuse_requests(self) -> None:
         while not self.requests.empty():

@@ -62,9 +62,16 @@ class SyncMode(ABC):
     """Whether what is averaged are gradients, so that a gradient noise scale can be estimated."""
 
     def __init__(self, config: SyncConfig, replica: Replica, averager: BucketAverager) -> None:
+        self.config = config
         self.replica = replica
         self.averager = averager
         self.bucket_bytes = int(config.bucket_mb * 2**20)
+
+    def serves(
+        self, mode: "type[SyncMode]", config: SyncConfig, replica: Replica, group: dist.ProcessGroup
+    ) -> bool:
+        """Whether this object can go on under a new strategy, with nothing but another averager."""
+        return (type(self), self.config, self.replica) == (mode, config, replica) and self.averager.group is group
 
     @abstractmethod
     def step(self, loss_function: LossFunction) -> StepOutcome:

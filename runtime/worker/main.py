@@ -116,7 +116,7 @@ class Executor:
 
     def _build(self, plan: control_pb2.Plan) -> None:
         rank = self._groups.rank_in(plan)
-        if self._session is not None:
+        if self._session is not None and not self._groups.kept_by(plan):
             self._session.suspend()
         if plan.members[rank].needs_state:
             self._begin_trial(plan, rank)

@@ -10,6 +10,7 @@ stdin closes, because its server ended in any way at all, it kills its workers a
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -58,6 +59,9 @@ def main() -> None:
     selector.register(0, selectors.EVENT_READ)
     selector.register(wakened, selectors.EVENT_READ)
     workers: dict[int, tuple[int, int]] = {}
+    # Collecting garbage in a worker would walk, and so copy, everything that was imported here.
+    gc.collect()
+    gc.freeze()
     zygote = os.getpid()
     buffered = b""
     _say({"ready": True})

@@ -21,7 +21,7 @@ UNIT_ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2*
 def configured() -> Iterator[Codec]:
     for name in CODECS.names():
         codec = CODECS.get(name)
-        fields = dataclasses.fields(codec.Config)
+        fields = dataclasses.fields(codec.Config)  # type: ignore[arg-type]
         grids = [field.metadata["domain"].grid(3) for field in fields]
         for values in itertools.product(*grids):
             yield codec(codec.Config(**dict(zip((field.name for field in fields), values, strict=True))))

@@ -1,4 +1,5 @@
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from paceline.runtime.precision.base import RECIPES
 from paceline.runtime.registry import Registry
 from paceline.runtime.sync.base import SYNC_MODES
 
-KINDS = {"sync.mode": SYNC_MODES, "compress.codec": CODECS, "precision.compute": RECIPES}
+KINDS: dict[str, Registry[Any]] = {"sync.mode": SYNC_MODES, "compress.codec": CODECS, "precision.compute": RECIPES}
 PLUGINS = [
     pytest.param(selector, name, id=f"{selector}={name}")
     for selector, registry in KINDS.items()
@@ -210,7 +211,7 @@ def test_the_nearest_legal_number_that_a_refusal_names_is_legal(
         accepted = domain.check(value)
     except ValueRefused as refused:
         _, _, nearest = str(refused).partition("nearest legal: ")
-        legal = domain.parse(nearest) if integer else float(nearest)
+        legal = float(domain.parse(nearest) if integer else nearest)
         assert bounds[0] * (1 - 1e-5) <= legal <= bounds[1] * (1 + 1e-5)
     else:
         assert accepted == value

@@ -41,13 +41,13 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 def _status() -> int:
     try:
         # typer turns KeyboardInterrupt into the status 130.
-        return int(app(sys.argv[1:] or ["--help"], standalone_mode=False) or 0)
+        return int(app(sys.argv[1:] or ["--help"], prog_name="paceline", standalone_mode=False) or 0)
     except PacelineError as error:
         return _refuse("paceline", str(error))
     except typer.TyperException as error:
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "paceline"
-        return _refuse(command, f"{error.format_message()} See {command} --help.")
+        return _refuse(command, f"{error.format_message().rstrip('.')}; see {command} --help")
 
 
 def _refuse(command: str, message: str) -> int:

@@ -1,32 +1,38 @@
-"""Options and arguments that several commands share, and the runtime they name."""
+"""Options and arguments that several commands share."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from paceline.runtime.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from paceline.runtime.api import RuntimeAPI
+DEFAULT_CLUSTER = "local:4"
 
 WorkloadName = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="What to train, e.g. bytes-lm/tiny.", show_default=False)
 ]
 RuntimeAddress = Annotated[
     str | None,
-    typer.Option("--runtime", metavar="HOST:PORT", help="A runtime that is up; default: an embedded one."),
+    typer.Option("--runtime", metavar="HOST:PORT", help="A running runtime, instead of an embedded one."),
 ]
 EmbeddedCluster = Annotated[
     str | None,
-    typer.Option("--cluster", metavar="local:N", help="Cluster of the embedded runtime; default: local:4."),
+    typer.Option(
+        "--cluster", metavar="local:N", help=f"Cluster of the embedded runtime, {DEFAULT_CLUSTER} if left out."
+    ),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of initial weights and sample order.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 TrackingUri = Annotated[
     str | None,
     typer.Option(
-        "--tracking-uri", metavar="URI", help="MLflow tracking store; default: sqlite:///paceline.db."
+        "--tracking-uri",
+        metavar="sqlite:///FILE",
+        help="MLflow store, paceline.db in $PACELINE_HOME or ~/.local/share/paceline if left out.",
     ),
+]
+Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
+PortFile = Annotated[
+    Path | None, typer.Option("--port-file", metavar="FILE", help="Write the port here once calls are answered.")
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Allow an address beyond this machine, although nothing is encrypted.")
 ]

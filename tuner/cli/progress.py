@@ -1,21 +1,27 @@
-"""Progress of a trial on stderr, as its events pass by."""
+"""A trial with its progress on stderr."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.runtime.domain.events import StepDone, TrialEvent, TrialStarted
-from paceline.runtime.domain.trial import Budget
+from paceline.runtime.api import RuntimeAPI
+from paceline.runtime.domain.events import StepDone, TrialEvent, TrialFailed, TrialFinished, TrialStarted
+from paceline.runtime.domain.trial import TrialResult, TrialSpec
+from paceline.runtime.errors import WorkerFailure
 
 
-def followed(events: Iterable[TrialEvent], budget: Budget, *, title: str) -> Iterator[TrialEvent]:
-    """Pass the events through and show how much of the budget is used."""
-    columns = (TextColumn(title), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+def watch(
+    runtime: RuntimeAPI, spec: TrialSpec, log_event: Callable[[TrialEvent], None] = lambda event: None
+) -> TrialResult:
+    """Run a trial to its end, show how much of its budget is used, and pass on each event."""
+    budget = spec.budget
+    columns = (TextColumn(spec.workload), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("starting workers", total=1.0)
+        task = progress.add_task("starting", total=1.0)
         seconds = 0.0
-        for event in events:
+        for event in runtime.run_trial(spec):
+            log_event(event)
             if isinstance(event, TrialStarted) and event.step > 0:
                 progress.console.print(f"generation {event.generation} from step {event.step}")
             elif isinstance(event, StepDone):
@@ -24,4 +30,6 @@ def followed(events: Iterable[TrialEvent], budget: Budget, *, title: str) -> Ite
                 by_seconds = seconds / budget.seconds if budget.seconds else 0.0
                 description = f"step {event.step}  loss {event.loss:.4f}"
                 progress.update(task, completed=max(by_steps, by_seconds), description=description)
-            yield event
+            elif isinstance(event, TrialFinished | TrialFailed):
+                return event.result
+    raise WorkerFailure("the runtime ended the event stream of a trial without a result")

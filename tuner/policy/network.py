@@ -59,7 +59,8 @@ class CandidateScorer(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """Logits [..., M] of rows [..., M, F + C]."""
-        return self.prior_scale * acquisition(rows) + self.correction(rows).squeeze(-1)
+        correction: Tensor = self.correction(rows)
+        return self.prior_scale * acquisition(rows) + correction.squeeze(-1)
 
 
 class _Critic(nn.Module):
@@ -73,7 +74,8 @@ class _Critic(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """Values [B, 1] of rows [B, M, F + C]. Padding rows are alike in all sessions."""
         embedded = self.embedding(rows)
-        return self.value(torch.cat([embedded.mean(-2), embedded.amax(-2)], dim=-1))
+        value: Tensor = self.value(torch.cat([embedded.mean(-2), embedded.amax(-2)], dim=-1))
+        return value
 
 
 def _mlp(width: int, hidden: Sequence[int]) -> nn.Sequential:
@@ -98,7 +100,7 @@ class _Rows(BaseFeaturesExtractor):
 class CandidatePolicy(MaskableActorCriticPolicy):
     """sb3-contrib's maskable actor-critic with `CandidateScorer` as its actor."""
 
-    action_net: CandidateScorer  # type: ignore[assignment]
+    action_net: CandidateScorer
 
     def __init__(
         self,
@@ -126,8 +128,10 @@ class CandidatePolicy(MaskableActorCriticPolicy):
 
     def _build(self, lr_schedule: Schedule) -> None:
         self._build_mlp_extractor()
-        self.action_net = CandidateScorer(
-            self.features_dim, hidden=self._hidden, prior_scale=self._prior_scale
+        self.action_net = CandidateScorer(self.features_dim, hidden=self._hidden, prior_scale=self._prior_scale)
+        self.value_net = _Critic(self.features_dim, hidden=self._hidden)  # type: ignore[assignment]
+        self.optimizer = self.optimizer_class(
+            self.parameters(),
+            lr=lr_schedule(1),  # type: ignore[call-arg]
+            **self.optimizer_kwargs,
         )
-        self.value_net = _Critic(self.features_dim, hidden=self._hidden)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)

@@ -4,7 +4,7 @@ import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mlflow.artifacts import download_artifacts
 from mlflow.entities.model_registry import ModelVersion
@@ -16,6 +16,8 @@ from paceline.tuner.tracking.store import TrackingStore, every
 
 EXPERIMENT = "paceline-policies"
 _FOLDER = "policy"
+T = TypeVar("T")
+
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>\d+))")
 
 
@@ -38,9 +40,7 @@ def register_policy(
         raise InvalidRequest(f"policy {folder} must be a folder")
     with tracking.errors():
         experiment_id = tracking.experiment_id(EXPERIMENT)
-    with TrackedRun(
-        tracking, experiment_id=experiment_id, kind="policy", name=name, tags={}, params=params
-    ) as run:
+    with TrackedRun(tracking, experiment_id=experiment_id, kind="policy", name=name, tags={}, params=params) as run:
         for curve, points in (curves or {}).items():
             for step, value in points:
                 run.log({curve: value}, step=step)
@@ -86,18 +86,22 @@ def _find(tracking: TrackingStore, reference: str) -> ModelVersion:
             f"policy reference {reference!r} must be models:/NAME@ALIAS or models:/NAME/VERSION; "
             "for example models:/paceline-policy@champion"
         )
-    name, alias, number = match["name"], match["alias"], match["version"]
+    name, alias = match["name"], match["alias"]
     versions: dict[str, ModelVersion]
     with tracking.errors():
         models = {model.name: model for model in every(tracking.client.search_registered_models)}
-        if name not in models:
-            raise UnknownName("registered policy", name, models)
+        model = _named("registered policy", name, models)
         versions = {
-            version.version: version
+            str(version.version): version
             for version in every(tracking.client.search_model_versions, filter_string=f"name='{name}'")
         }
-    aliases = {key: versions[value] for key, value in models[name].aliases.items() if value in versions}
-    kind, wanted, known = ("alias", alias, aliases) if alias is not None else ("version", number, versions)
-    if wanted not in known:
-        raise UnknownName(f"{kind} of {name}", wanted, known)
-    return known[wanted]
+    aliases = {key: versions[str(number)] for key, number in model.aliases.items()}
+    if alias is None:
+        return _named(f"version of {name}", match["version"], versions)
+    return _named(f"alias of {name}", alias, aliases)
+
+
+def _named(kind: str, name: str, known: Mapping[str, T]) -> T:
+    if name not in known:
+        raise UnknownName(kind, name, known)
+    return known[name]

@@ -6,7 +6,7 @@ import os
 import socket
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,7 @@ from paceline.runtime.errors import Conflict, CorruptFile, InvalidRequest, Pacel
 from paceline.tuner.tracking.owner import HOST, owner_is_gone
 
 _BUSY_SECONDS = 20.0
-_REMEDY = (
-    "name a writable file with --tracking-uri sqlite:////PATH/paceline.db, or a folder with PACELINE_HOME"
-)
+_REMEDY = "name a writable file with --tracking-uri sqlite:////PATH/paceline.db, or a folder with PACELINE_HOME"
 
 
 def default_tracking_uri() -> str:
@@ -66,13 +64,9 @@ class TrackingStore:
             self.client.restore_experiment(experiment.experiment_id)
         return str(experiment.experiment_id)
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Raise what MLflow and its database layer raise as a PacelineError of one line."""
-        try:
-            yield
-        except (MlflowException, SQLAlchemyError) as error:
-            raise PacelineError(f"tracking store {self.uri}: {str(error).splitlines()[0]}") from error
+    def errors(self) -> AbstractContextManager[None]:
+        """Raise what MLflow raises inside as a PacelineError of one line."""
+        return _one_line_errors(self.path)
 
 
 def open_store(uri: str) -> TrackingStore:
@@ -109,12 +103,7 @@ def _database_path(uri: str) -> Path:
         url = make_url(uri)
     except ArgumentError:
         url = None
-    if (
-        url is None
-        or url.get_backend_name() != "sqlite"
-        or url.query
-        or url.database in (None, "", ":memory:")
-    ):
+    if url is None or url.get_backend_name() != "sqlite" or url.query or url.database in (None, "", ":memory:"):
         raise InvalidRequest(
             f"tracking store {uri!r} must be a SQLite file, written sqlite:///FILE; for example "
             f"{default_tracking_uri()}"
@@ -136,9 +125,7 @@ def _initialisation_lock(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.with_name(f"{path.name}.lock").open("w")
     except OSError as error:
-        raise Conflict(
-            f"tracking store {path}: its folder must be writable ({error.strerror}); {_REMEDY}"
-        ) from error
+        raise Conflict(f"tracking store {path}: its folder must be writable ({error.strerror}); {_REMEDY}") from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -148,7 +135,7 @@ def _check_writable(path: Path) -> None:
     try:
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            connection.execute("SELECT name FROM sqlite_master").fetchall()
+            connection.execute("CREATE TABLE paceline_write_check (x)")
             connection.execute("ROLLBACK")
     except sqlite3.OperationalError as error:
         raise Conflict(f"tracking store {path}: the file must be writable ({error}); {_REMEDY}") from error
@@ -165,13 +152,19 @@ def _create(path: Path) -> None:
 
 
 def _connect(path: Path) -> TrackingStore:
+    """A client makes the schema in a new file, and checks its version in any other."""
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)
     uri = f"sqlite:///{path}"
-    tracking = TrackingStore(path=path, client=MlflowClient(tracking_uri=uri, registry_uri=uri))
-    with tracking.errors():
-        # The first call makes the schema in an empty file, and checks its version in any other.
-        tracking.client.search_experiments(max_results=1)
-    return tracking
+    with _one_line_errors(path):
+        return TrackingStore(path=path, client=MlflowClient(tracking_uri=uri, registry_uri=uri))
+
+
+@contextmanager
+def _one_line_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError) as error:
+        raise PacelineError(f"tracking store {path}: {str(error).splitlines()[0]}") from error
 
 
 def _end_orphans(client: MlflowClient) -> None:

@@ -16,8 +16,8 @@ _STOP_SECONDS = 10.0
 def serve_ui(uri: str, *, host: str, port: int) -> None:
     """Serve the UI and MLflow's REST API until an exception, such as Ctrl-C, ends it and all its processes.
 
-    Raises Conflict when the address cannot be listened on and InvalidRequest when it is none, both before
-    anything starts, and PacelineError when the server ends by itself.
+    Raises Conflict when the address cannot be listened on, before anything starts, and PacelineError when the
+    server ends by itself.
     """
     tracking = open_store(uri)
     _check_free(host, port)
@@ -47,12 +47,14 @@ def _check_free(host: str, port: int) -> None:
     if not 1 <= port <= 65535:
         raise InvalidRequest(f"port {port} must be from 1 to 65535")
     try:
-        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
-            pass
-    except socket.gaierror as error:
-        raise InvalidRequest(f"host {host!r} must be an address of this machine; try 127.0.0.1") from error
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port))
     except OSError as error:
-        raise Conflict(f"{host}:{port} must be free to listen on ({error.strerror}); try another") from error
+        raise Conflict(
+            f"{host}:{port} must be a free address of this machine ({error.strerror}); try another port, or "
+            "host 127.0.0.1"
+        ) from error
 
 
 def _environment() -> dict[str, str]:

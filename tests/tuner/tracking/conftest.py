@@ -28,7 +28,7 @@ def schema(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def uri(schema: Path, tmp_path: Path) -> str:
     """A store of the test's own, under a path that must be quoted in a URI."""
-    folder = tmp_path / "with space %41"
+    folder = tmp_path / "with späce"
     folder.mkdir()
     shutil.copy(schema, folder / "paceline.db")
     return f"sqlite:///{folder}/paceline.db"

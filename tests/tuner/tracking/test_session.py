@@ -23,6 +23,7 @@ from paceline.runtime.domain.events import TrialFailed, TrialFinished, TrialStar
 from paceline.runtime.errors import PacelineError
 from paceline.tuner.tracking import run as run_module
 from paceline.tuner.tracking.run import FLUSH_METRICS
+from paceline.tuner.tracking.session import TrialRun
 from paceline.tuner.tracking.store import TrackingStore, every
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -250,11 +251,12 @@ def test_a_child_of_another_process_keeps_its_parent_whatever_the_environment_sa
 def test_an_exception_ends_all_runs_of_the_session(
     tracking: TrackingStore, error: type[BaseException], status: str
 ) -> None:
-    with pytest.raises(error), open_session(tracking) as session:
-        done = session.start_trial(SPEC, name="done")
-        done.finish(make_result())
-        trials = [session.start_trial(SPEC, name="a"), session.start_trial(SPEC, name="b")]
-        trials[0].log({"waiting": 1.0})
+    session = open_session(tracking)
+    done = session.start_trial(SPEC, name="done")
+    done.finish(make_result())
+    trials = [session.start_trial(SPEC, name="a"), session.start_trial(SPEC, name="b")]
+    trials[0].log({"waiting": 1.0})
+    with pytest.raises(error), session:
         raise error
     assert read(tracking, done.run_id).info.status == "FINISHED"
     ended = [read(tracking, run.run_id) for run in (*trials, session)]
@@ -271,9 +273,11 @@ def test_a_trial_left_without_a_result_is_killed(tracking: TrackingStore) -> Non
 
 
 def test_runs_end_though_the_store_refuses_their_metrics(tracking: TrackingStore) -> None:
-    with pytest.raises(PacelineError, match="Invalid value") as caught, open_session(tracking) as session:
-        trial = session.start_trial(SPEC, name="t")
-        trial.log({"no\nname": 1.0})
+    session = open_session(tracking)
+    trial = session.start_trial(SPEC, name="t")
+    trial.log({"no\nname": 1.0})
+    with pytest.raises(PacelineError, match="Invalid value") as caught, session:
+        pass
     assert "\n" not in str(caught.value)
     assert read(tracking, trial.run_id).info.status == "KILLED"
     assert read(tracking, session.run_id).info.status == "FINISHED"
@@ -287,7 +291,5 @@ def test_a_run_whose_params_are_refused_is_failed(tracking: TrackingStore) -> No
 
 
 def test_a_trial_of_an_unknown_session_is_refused(tracking: TrackingStore) -> None:
-    from paceline.tuner.tracking.session import TrialRun
-
     with pytest.raises(PacelineError, match="nonsense"):
         TrialRun(tracking, "nonsense", SPEC, name="t")

@@ -1,0 +1,189 @@
+"""The cost model against hand-computed figures and the directions in which it must move."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.env.candidates import propose
+from paceline.env.demand import demand
+from paceline.env.scenarios import random_cluster, random_workload
+from paceline.env.simulator import LAUNCH_SECONDS, OPTIMIZER_PASSES, Unknowns, simulate
+from paceline.runtime.domain.domains import Categorical, Number
+from paceline.runtime.domain.knobs import Knob, KnobSpace
+from paceline.runtime.errors import InvalidRequest
+from paceline.runtime.knobs import knob_space
+
+
+def ideal(**values):
+    """One draw in which everything is as probed and nothing is lost."""
+    ones = ("compute_efficiency", "link_efficiency", "codec_cost", "bf16_speed", "memory_factor")
+    known = {field.name: float(field.name in ones) for field in dataclasses.fields(Unknowns)}
+    return Unknowns(**{name: np.array([value]) for name, value in (known | values).items()})
+
+
+def scenario(seed):
+    rng = np.random.default_rng(seed)
+    workload = random_workload(rng)
+    cluster = random_cluster(rng, workload)
+    strategies = propose(knob_space(), workload, cluster, count=24, seed=seed)
+    return workload, cluster, strategies, Unknowns.sample(rng, 16)
+
+
+def test_step_of_two_devices_by_hand(space, workload, cluster_of):
+    strategy = space.strategy({"sync.bucket_mb": 1.0})
+    prediction = simulate(workload, cluster_of("a", "b"), [strategy], ideal())
+    # 4 MB in 4 buckets: each rank sends 2(n-1)/n = 1 times the gradient at 100 MB/s, and waits 4 x 1 ms.
+    exchange = 4e6 / 1e8 + 4 * 1e-3
+    compute = 8 * 1e6 / 1e9 + 10 * LAUNCH_SECONDS + OPTIMIZER_PASSES * 4e6 / 1e10
+    assert prediction.exposed_seconds[0, 0] == pytest.approx(exchange)
+    assert prediction.step_seconds[0, 0] == pytest.approx(compute + exchange)
+    assert prediction.efficiency[0, 0] == 1.0
+    assert prediction.goodput[0, 0] == pytest.approx(16 / (compute + exchange))
+
+
+def test_overlap_hides_all_but_one_bucket(space, workload, cluster_of):
+    strategies = [space.strategy({"sync.bucket_mb": size}) for size in (1.0, 25.0)]
+    fast = cluster_of("a", "b", bandwidth=1e10)
+    prediction = simulate(workload, fast, strategies, ideal(overlap=1.0))
+    exchange = 4e6 / 1e10 + 4 * 1e-3
+    assert prediction.hidden_seconds[0, 0] == pytest.approx(3 / 4 * exchange)
+    assert prediction.hidden_seconds[1, 0] == 0.0
+
+
+def test_local_sgd_divides_the_exchange_by_its_period(space, workload, cluster_of):
+    strategies = [space.strategy({"sync.mode": "local_sgd", "sync.period": period}) for period in (1, 8)]
+    prediction = simulate(workload, cluster_of("a", "b"), strategies, ideal(period_sensitivity=0.1))
+    assert prediction.exposed_seconds[0, 0] == pytest.approx(8 * prediction.exposed_seconds[1, 0])
+    assert prediction.efficiency[:, 0] == pytest.approx([1.0, 1 / 1.7])
+
+
+def test_stragglers_hold_all_ranks(space, workload, cluster_of):
+    unequal = cluster_of("a", "b", flops=(3e9, 1e9))
+    strategies = [space.strategy({"mapping.batch_share": shares}) for shares in ("even", "3,1")]
+    prediction = simulate(workload, unequal, strategies, ideal())
+    assert prediction.demand.slowest_work == pytest.approx([8e-3, 4e-3])
+    assert prediction.demand.load_balance_error == pytest.approx([0.5, 0.0])
+    assert prediction.step_seconds[0, 0] - prediction.step_seconds[1, 0] == pytest.approx(4e-3)
+
+
+def test_contention_only_where_a_node_is_shared(space, workload, cluster_of):
+    strategy = space.strategy({"sync.bucket_mb": 1.0})
+    seconds = {
+        nodes: simulate(workload, cluster_of(*nodes), [strategy], ideal(overlap=1.0, contention=contention))
+        for nodes, contention in (("ab", 1.0), ("aa", 1.0))
+    }
+    hidden = seconds["aa"].hidden_seconds[0, 0]
+    assert hidden > 0
+    difference = seconds["aa"].step_seconds[0, 0] - seconds["ab"].step_seconds[0, 0]
+    assert difference == pytest.approx(hidden)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_wire_bytes(space, workload, cluster_of, ranks):
+    changes = (
+        {},
+        {"compress.codec": "bf16"},
+        {"compress.codec": "topk", "compress.ratio": 0.01},
+        {"sync.mode": "local_sgd", "sync.period": 8},
+    )
+    strategies = [space.strategy(setting) for setting in changes]
+    facts = demand(workload, cluster_of(*"a" * ranks), strategies)
+    all_reduce = 2 * (ranks - 1) * 4e6
+    # Ten thousand values and as many indices, four bytes each, from each rank to each other.
+    all_gather = ranks * (ranks - 1) * 8e4
+    assert facts.wire_bytes == pytest.approx([all_reduce, all_reduce / 2, all_gather, all_reduce / 8])
+
+
+def test_ranks_in_node_order_share_no_link(space, workload, cluster_of):
+    strategies = [space.strategy({"mapping.order": order}) for order in ("scheduler", "0,2,1,3")]
+    facts = demand(workload, cluster_of("a", "b", "a", "b"), strategies)
+    assert facts.ring_bandwidth == pytest.approx([5e7, 1e8])
+
+
+def test_unknown_knobs_and_values_have_no_effect(space, workload, cluster_of):
+    codec = Knob(name="compress.codec", doc="", domain=Categorical(choices=("none", "novel")), default="none")
+    other = Knob(name="data.prefetch", doc="", domain=Number(low=0, high=8, integer=True), default=2)
+    knobs = [knob for knob in space.knobs if knob.name != "compress.codec"]
+    wider = KnobSpace(knobs=(*knobs, codec, other))
+    changes = ({}, {"compress.codec": "novel"}, {"data.prefetch": 8})
+    strategies = [wider.strategy(setting) for setting in changes]
+    draws = Unknowns.sample(np.random.default_rng(0), 8)
+    goodput = simulate(workload, cluster_of("a", "b"), strategies, draws).goodput
+    np.testing.assert_array_equal(goodput, np.broadcast_to(goodput[0], goodput.shape))
+
+
+def test_failures_are_predicted(space, workload, cluster_of):
+    no_feedback = {"compress.codec": "topk", "compress.ratio": 0.001, "compress.error_feedback": False}
+    strategies = [space.default, space.strategy(no_feedback)]
+    draw = ideal(compression_sensitivity=1.0)
+    prediction = simulate(workload, cluster_of("a", "b"), strategies, draw)
+    assert prediction.diverged[:, 0].tolist() == [False, True]
+    assert not prediction.out_of_memory.any()
+    cramped = simulate(workload, cluster_of("a", "b", memory=1e7), strategies, draw)
+    assert cramped.out_of_memory.all()
+    assert cramped.failure_probability.tolist() == [1.0, 1.0]
+
+
+def test_a_cluster_without_its_links_is_refused(space, workload, cluster_of):
+    cut = dataclasses.replace(cluster_of("a", "b"), links=())
+    with pytest.raises(InvalidRequest, match="no link a->b"):
+        simulate(workload, cut, [space.default], ideal())
+
+
+@pytest.mark.parametrize(("flops", "bandwidth"), [(5e-324, 1e8), (1e9, 5e-324)])
+def test_overflow_is_refused(space, workload, cluster_of, flops, bandwidth):
+    absurd = cluster_of("a", "b", flops=(flops, flops), bandwidth=bandwidth)
+    with pytest.raises(InvalidRequest, match="step times overflow"):
+        simulate(workload, absurd, [space.default], ideal())
+
+
+def test_many_strategies_are_as_many_single_ones():
+    workload, cluster, strategies, draws = scenario(3)
+    together = simulate(workload, cluster, strategies, draws)
+    assert together.goodput.shape == (len(strategies), 16)
+    for row, strategy in enumerate(strategies):
+        alone = simulate(workload, cluster, [strategy], draws)
+        np.testing.assert_array_equal(together.goodput[row], alone.goodput[0])
+
+
+def all_finite_and_positive(prediction):
+    return all(
+        np.isfinite(array).all() and (array > 0).all()
+        for array in (prediction.step_seconds, prediction.goodput, prediction.efficiency)
+    )
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), factor=st.floats(1.01, 1e3))
+def test_a_slower_link_makes_nothing_faster(seed, factor):
+    workload, cluster, strategies, draws = scenario(seed)
+    links = tuple(dataclasses.replace(link, bandwidth=link.bandwidth / factor) for link in cluster.links)
+    before = simulate(workload, cluster, strategies, draws)
+    after = simulate(workload, dataclasses.replace(cluster, links=links), strategies, draws)
+    assert all_finite_and_positive(before)
+    assert (after.step_seconds >= before.step_seconds * (1 - 1e-12)).all()
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), factor=st.floats(1.01, 1e3))
+def test_more_work_makes_nothing_faster(seed, factor):
+    workload, cluster, strategies, draws = scenario(seed)
+    harder = dataclasses.replace(workload, flops_per_sample=workload.flops_per_sample * factor)
+    before = simulate(workload, cluster, strategies, draws).step_seconds
+    assert (simulate(harder, cluster, strategies, draws).step_seconds >= before * (1 - 1e-12)).all()
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), periods=st.tuples(st.integers(1, 64), st.integers(1, 64)))
+def test_a_longer_period_sends_no_more_and_learns_no_better(seed, periods):
+    workload, cluster, _, draws = scenario(seed)
+    strategies = [
+        knob_space().strategy({"sync.mode": "local_sgd", "sync.period": period}) for period in sorted(periods)
+    ]
+    prediction = simulate(workload, cluster, strategies, draws)
+    sent = prediction.demand.wire_bytes
+    assert sent[1] <= sent[0]
+    assert (prediction.efficiency[1] <= prediction.efficiency[0]).all()

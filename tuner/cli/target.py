@@ -1,0 +1,66 @@
+"""The runtime that a command talks to, and what can be refused before one is started."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from paceline.runtime.api import RuntimeAPI
+from paceline.runtime.domain.knobs import KnobSpace
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.errors import InvalidRequest, UnknownName
+from paceline.tuner.cli.options import DEFAULT_CLUSTER
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A runtime that is up, or an embedded one that is not started yet."""
+
+    space: KnobSpace
+    """Its knobs."""
+    workloads: tuple[str, ...]
+    """References of its workloads."""
+    devices: int
+    """Size of its cluster."""
+    open: Callable[[], AbstractContextManager[RuntimeAPI]]
+    """Connects, or starts the workers; closes, or stops them, on leaving."""
+
+    def strategy(self, workload: str, settings: Sequence[str] = (), *, world_size: int = 0) -> Strategy:
+        """The strategy of `KNOB=VALUE` settings for a trial of the workload on so many ranks (0: every device).
+
+        Raises UnknownName, InvalidRequest or IllegalStrategy for what the runtime would refuse.
+        """
+        if workload not in self.workloads:
+            raise UnknownName("workload", workload, self.workloads)
+        if world_size > self.devices:
+            raise InvalidRequest(f"world size {world_size} is larger than the cluster; use at most {self.devices}")
+        return self.space.strategy(self.space.parse(list(settings)), world_size=world_size or self.devices)
+
+
+def find_runtime(address: str | None, cluster: str | None) -> Target:
+    """The runtime at the address, or else an embedded one on the cluster. Raises InvalidRequest or Unreachable."""
+    if address is None:
+        return _embedded(cluster or DEFAULT_CLUSTER)
+    if cluster is not None:
+        raise InvalidRequest(f"--cluster {cluster} has no effect with --runtime {address}; leave one of them out")
+    from paceline.runtime.client import RuntimeClient
+
+    client = RuntimeClient(address)
+    return Target(
+        space=client.describe_knobs(),
+        workloads=tuple(profile.name for profile in client.list_workloads()),
+        devices=client.describe_cluster().size,
+        open=lambda: client,
+    )
+
+
+def _embedded(cluster: str) -> Target:
+    from paceline.runtime import launch, workloads
+    from paceline.runtime.embedded import EmbeddedRuntime
+    from paceline.runtime.knobs import knob_space
+
+    return Target(
+        space=knob_space(),
+        workloads=workloads.references(),
+        devices=len(launch.create(cluster).slots),
+        open=lambda: EmbeddedRuntime(cluster),
+    )

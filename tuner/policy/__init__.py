@@ -1,0 +1,1 @@
+"""Policies: what to try next, learned or not; stored, and served over gRPC."""
