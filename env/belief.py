@@ -47,7 +47,10 @@ class Forecast:
 
 
 class Belief:
-    """The weighted ensemble for one workload on one cluster. Every question brings its own trials."""
+    """The weighted ensemble for one workload on one cluster. Every question brings its own trials.
+
+    It keeps what it has simulated, so one instance is not for several threads at once.
+    """
 
     def __init__(self, workload: WorkloadProfile, cluster: Cluster, default: Strategy) -> None:
         """Raises IllegalStrategy or InvalidRequest as `simulate` does."""

@@ -5,7 +5,7 @@ legality depends on the workload.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def _orders(cluster: Cluster) -> Iterator[tuple[int, ...]]:
         yield tuple(grouped)
 
 
-def _crossings(cluster: Cluster, order: "range | list[int]") -> int:
+def _crossings(cluster: Cluster, order: Sequence[int]) -> int:
     """Neighbours in the order that sit in different nodes."""
     nodes = [cluster.devices[index].node for index in order]
     return sum(a != b for a, b in itertools.pairwise(nodes))

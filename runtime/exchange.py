@@ -67,7 +67,7 @@ class BucketAverager:
 
     def __init__(self, codec: Codec, group: dist.ProcessGroup, *, tier: str) -> None:
         self.codec = codec
-        self.group = group
+        self._group: dist.ProcessGroup | None = group
         self.world_size = group.size()
         self.rank = group.rank()
         self.tier = tier
@@ -77,6 +77,16 @@ class BucketAverager:
         self._staged: dict[Layout, Tensor] = {}
         self._carried: dict[str, Tensor] = {}
         self._carried_used: set[str] = set()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that are averaged over."""
+        assert self._group is not None, "the averager was released"
+        return self._group
+
+    def release(self) -> None:
+        """Let go of the group. An exchange that never ends keeps the averager alive, and must not keep the group."""
+        self._group = None
 
     def start(self, bucket: Tensor, layout: Layout) -> torch.futures.Future[Tensor]:
         """Average a flat fp32 bucket that the caller gives up; the future holds the mean, of the same shape."""

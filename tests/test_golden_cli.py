@@ -4,8 +4,10 @@ To change it on purpose, run this and commit the result:
 `make test ARGS=tests/test_golden_cli.py PACELINE_UPDATE_GOLDEN=1`
 """
 
+import inspect
 import json
 import os
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +18,23 @@ from paceline.tuner.cli.app import app
 GOLDEN = Path(__file__).parent / "golden" / "cli.json"
 
 
-def parameter(found: Any) -> dict[str, Any]:
-    return {
-        "kind": found.param_type_name,
-        "type": found.type.name,
-        "default": found.default,
-        "required": found.required,
-        "repeated": getattr(found, "multiple", False),
+def parameters(command: Any) -> dict[str, dict[str, Any]]:
+    """Type and default of each option, by its flags, and of each argument, by its name."""
+    types = typing.get_type_hints(command.callback)
+    found = {
+        "/".join([*each.opts, *each.secondary_opts]): {
+            "type": inspect.formatannotation(types[each.name]),
+            "default": each.default,
+            "required": each.required,
+        }
+        for each in command.params
     }
+    return dict(sorted(found.items()))
 
 
 def test_command_line_is_what_was_published() -> None:
-    commands: dict[str, Any] = typer.main.get_group(app).commands
-    present = {
-        name: {
-            "/".join([*found.opts, *found.secondary_opts]): parameter(found)
-            for found in sorted(commands[name].params, key=lambda found: found.opts)
-        }
-        for name in sorted(commands)
-    }
+    commands = typer.main.get_group(app).commands
+    present = {name: parameters(commands[name]) for name in sorted(commands)}
     if os.environ.get("PACELINE_UPDATE_GOLDEN"):
         GOLDEN.write_text(json.dumps(present, indent=2) + "\n")
     assert present == json.loads(GOLDEN.read_text())

@@ -1,14 +1,17 @@
-"""A trial result for its readers: the JSON object of `--json`, and a table with one column per result."""
+"""Results for their readers: a trial as the JSON object of `--json`, trials and learning curves as tables."""
 
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.filesize import decimal
 from rich.table import Table
 
 from paceline.runtime.domain.trial import TrialResult
+
+if TYPE_CHECKING:
+    from paceline.tuner.policy.evaluate import LearningCurve
 
 
 def as_json(result: TrialResult, *, mlflow_run_id: str | None) -> dict[str, Any]:
@@ -81,3 +84,16 @@ def _rows(result: TrialResult) -> dict[str, str]:
     if result.failure is not None:
         rows["failure"] = result.failure
     return rows
+
+
+def curve_as_table(curve: "LearningCurve") -> Table:
+    """A learning curve and the baselines on the same held-out sessions, as gains over the default strategy."""
+    table = Table("policy", "simulated trials", "held-out gain", "regret")
+    rows = [(name, "-", score) for name, score in curve.baselines.items()]
+    rows += [("learned", str(point.timesteps), point.score) for point in curve.points]
+    for name, timesteps, score in rows:
+        middle, half = score.log_gain, score.log_gain_halfwidth
+        gain, low, high = (math.exp(value) for value in (middle, middle - half, middle + half))
+        regret = f"{score.regret:.3f} +- {score.regret_halfwidth:.3f}"
+        table.add_row(name, timesteps, f"{gain:.3f}x [{low:.3f}, {high:.3f}]", regret)
+    return table

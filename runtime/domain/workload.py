@@ -28,8 +28,9 @@ class WorkloadProfile:
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "train_samples", "heldout_samples", "parameters", "parameter_tensors"):
-            if getattr(self, name) < 1:
-                raise InvalidRequest(f"workload {self.name}: {name}={getattr(self, name)} must be at least 1")
+            # Larger counts would overflow in the simulator, whose arithmetic is 64 bits wide.
+            if not 1 <= getattr(self, name) <= 2**53:
+                raise InvalidRequest(f"workload {self.name}: {name}={getattr(self, name)} must be from 1 to {2**53}")
         if not self.flops_per_sample > 0:
             raise InvalidRequest(f"workload {self.name}: flops_per_sample must be positive")
 

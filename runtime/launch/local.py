@@ -48,7 +48,13 @@ class Local(Launcher):
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(self._threads)},
+            env={
+                **os.environ,
+                "GLOO_SOCKET_IFNAME": "lo",
+                "OMP_NUM_THREADS": str(self._threads),
+                # What the server can import, above all the operator's workloads, its workers can import too.
+                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            },
         )
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():

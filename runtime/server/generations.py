@@ -5,6 +5,7 @@ of strategy and the recovery from a lost worker all end in `establish`.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,11 @@ from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.errors import WorkerFailure
 from paceline.runtime.server.fleet import Fleet, Worker, WorkerError, WorkerLost, call_all
 
+logger = logging.getLogger(__name__)
+
 MAX_ATTEMPTS = 5
 """Generations in a row that may fail to come about before the trial is given up."""
-ABORT_SECONDS = 5.0
+ABORT_SECONDS = 9.0
 """How long a survivor may take to leave its collectives before it is killed as well."""
 LOSS_SECONDS = 2.0
 """How long after a failed step the exit of a worker may still explain it."""
@@ -120,6 +123,7 @@ class Generations:
             try:
                 answers = await call_all(workers, build=control_pb2.Command.Build(plan=plan))
             except (WorkerLost, WorkerError) as error:
+                logger.warning("generation %d did not come about: %s", plan.generation, error)
                 await self.explain(error, workers)
                 standing = await self.abort(workers)
                 if spec.on_worker_lost == "fail":

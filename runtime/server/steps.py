@@ -1,5 +1,6 @@
 """From the ranks' step reports to steps of the job, and from steps to throughput, noise scale and goodput."""
 
+import dataclasses
 import itertools
 import math
 import statistics
@@ -12,6 +13,7 @@ from paceline.runtime.convert import from_message
 from paceline.runtime.domain.events import StepDone
 from paceline.runtime.domain.trial import HeldOutPoint, StepSplit
 from paceline.runtime.measure import StepReport
+from paceline.runtime.samples import rank_range
 
 BLOCKS = 10
 """Batch means that a confidence interval is computed from."""
@@ -20,10 +22,12 @@ BLOCKS = 10
 class StepCollector:
     """Puts the reports of all ranks of a generation together, in step order."""
 
-    def __init__(self, generation: int, world_size: int, first_step: int) -> None:
+    def __init__(self, generation: int, shares: Sequence[int], *, step: int, cursor: int) -> None:
+        """The generation took over after `step` steps at position `cursor` of the sample stream."""
         self._generation = generation
-        self._world_size = world_size
-        self._next = first_step
+        self._shares = shares
+        self._step = step
+        self._cursor = cursor
         self._waiting: dict[int, dict[int, StepReport]] = {}
 
     def add(self, rank: int, reports: Sequence[control_pb2.StepReport]) -> list[StepDone]:
@@ -33,10 +37,29 @@ class StepCollector:
             if report.generation == self._generation:
                 self._waiting.setdefault(report.step, {})[rank] = report
         complete = []
-        while len(self._waiting.get(self._next, ())) == self._world_size:
-            complete.append(_combine(self._waiting.pop(self._next)))
-            self._next += 1
+        while len(self._waiting.get(self._step + 1, ())) == len(self._shares):
+            complete.append(self._take())
         return complete
+
+    def finish(self, step: int) -> list[StepDone]:
+        """The generation has ended after `step`: the steps up to there that still miss a report.
+
+        A rank that died before it could report is taken to have done as the lowest rank that reported.
+        """
+        rest = []
+        while self._step < step and self._waiting.get(self._step + 1):
+            reports = self._waiting[self._step + 1]
+            known = reports[min(reports)]
+            for rank in range(len(self._shares)):
+                start, stop = rank_range(self._cursor, self._shares, rank)
+                reports.setdefault(rank, dataclasses.replace(known, sample_start=start, sample_stop=stop))
+            rest.append(self._take())
+        return rest
+
+    def _take(self) -> StepDone:
+        self._step += 1
+        self._cursor += sum(self._shares)
+        return _combine(self._waiting.pop(self._step))
 
 
 def _combine(by_rank: dict[int, StepReport]) -> StepDone:

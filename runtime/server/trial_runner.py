@@ -97,6 +97,7 @@ class TrialRunner:
         self._start_loss = start_loss
         self._emit = emit
         self._generation: Generation | None = None
+        self._collector: StepCollector | None = None
         self._first_step = start.step if start else 0
         self._snapshots = 0
         self._wake = asyncio.Event()
@@ -189,15 +190,19 @@ class TrialRunner:
             standing=standing,
             snapshot=self.record.snapshot or self._start,
         )
+        if self._collector is not None:
+            self._take_steps(self._collector.finish(generation.step))
         self._generation = generation
         self.strategy = strategy
         self.step = generation.step
         self.record.generations += 1
         self.record.steps = [step for step in self.record.steps if step.step <= generation.step]
         self.record.curve = [point for point in self.record.curve if point.samples <= self.record.samples]
-        collector = StepCollector(generation.number, len(generation.workers), generation.step + 1)
+        self._collector = StepCollector(
+            generation.number, generation.shares, step=generation.step, cursor=generation.cursor
+        )
         for rank, worker in enumerate(generation.workers):
-            worker.on_reports = self._collect(rank, collector)
+            worker.on_reports = self._collect(rank, self._collector)
         self._emit(
             TrialStarted(
                 trial_id=self.trial_id,
@@ -210,13 +215,16 @@ class TrialRunner:
 
     def _collect(self, rank: int, collector: StepCollector) -> Callable[[Sequence[control_pb2.StepReport]], None]:
         def take(reports: Sequence[control_pb2.StepReport]) -> None:
-            for step in collector.add(rank, reports):
-                self.record.steps.append(step)
-                self._emit(step)
-                if not math.isfinite(step.loss):
-                    self.stop_soon()
+            self._take_steps(collector.add(rank, reports))
 
         return take
+
+    def _take_steps(self, steps: Sequence[StepDone]) -> None:
+        for step in steps:
+            self.record.steps.append(step)
+            self._emit(step)
+            if not math.isfinite(step.loss):
+                self.stop_soon()
 
     def stop_soon(self) -> None:
         """Ask for a barrier as soon as possible."""

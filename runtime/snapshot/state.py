@@ -28,7 +28,8 @@ class ReplicaState:
     def to_bytes(self) -> bytes:
         """One safetensors blob, for a peer."""
         tensors = {
-            f"{part}/{name}": tensor.contiguous()
+            # Cloned, as safetensors refuses tensors that share memory, such as tied weights.
+            f"{part}/{name}": tensor.contiguous().clone()
             for part, named in self.parts.items()
             for name, tensor in named.items()
         }

@@ -96,6 +96,7 @@ class AllReduce(SyncMode):
 
     def detach(self) -> None:
         """Drop DDP and with it the hooks on the parameters."""
+        super().detach()
         self._ddp = None
 
 

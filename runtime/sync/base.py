@@ -67,9 +67,7 @@ class SyncMode(ABC):
         self.averager = averager
         self.bucket_bytes = int(config.bucket_mb * 2**20)
 
-    def serves(
-        self, mode: "type[SyncMode]", config: SyncConfig, replica: Replica, group: dist.ProcessGroup
-    ) -> bool:
+    def serves(self, mode: "type[SyncMode]", config: SyncConfig, replica: Replica, group: dist.ProcessGroup) -> bool:
         """Whether this object can go on under a new strategy, with nothing but another averager."""
         return (type(self), self.config, self.replica) == (mode, config, replica) and self.averager.group is group
 
@@ -102,6 +100,7 @@ class SyncMode(ABC):
 
     def detach(self) -> None:
         """Release the process group and every hook on the model."""
+        self.averager.release()
 
 
 def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tensor], float]:

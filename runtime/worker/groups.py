@@ -1,13 +1,17 @@
 """The process group of a generation: built under the generation's store prefix, kept while the members stay."""
 
+import contextlib
 import gc
+import os
+import socket
+import stat
 from datetime import timedelta
 
 import torch.distributed as dist
 
 from paceline.proto.paceline.v1 import control_pb2
 
-BUILD_TIMEOUT = timedelta(seconds=10)
+BUILD_TIMEOUT = timedelta(seconds=8)
 """How long members wait for each other to appear; one may have died since the plan was made."""
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits. A dead peer is noticed at once by its closed connection, not by this."""
@@ -21,6 +25,7 @@ class Groups:
     def __init__(self, device: int, incarnation: int) -> None:
         self._me = (device, incarnation)
         self._members: Members = ()
+        self._connections: set[tuple[int, int]] = set()
 
     def rank_in(self, plan: control_pb2.Plan) -> int:
         """This worker's rank in the plan."""
@@ -35,6 +40,10 @@ class Groups:
         if not self.kept_by(plan):
             self.leave()
             store = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
+            before = _open_sockets()
+            # torch numbers the groups of a process and puts the number into the store's keys, so a rank whose last
+            # attempt failed would wait for its peers under keys of its own.
+            dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "gloo",
                 store=dist.PrefixStore(f"generation-{plan.generation}", store),
@@ -43,18 +52,47 @@ class Groups:
                 timeout=BUILD_TIMEOUT,
             )
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+            self._connections = _open_sockets() - before
             self._members = _members(plan)
         group = dist.group.WORLD
         assert group is not None
         return group
 
+    def sever(self) -> None:
+        """Shut down the connections to all peers, from any thread: every collective in flight fails at once, on both
+        ends.
+
+        A dead peer fails only the ranks that exchange with it directly. The others wait for those, and gloo neither
+        interrupts a waiting collective nor closes a connection before it is through.
+        """
+        for descriptor, inode in self._connections:
+            # The descriptor may have been closed, and its number given to something else.
+            with contextlib.suppress(OSError):
+                if os.fstat(descriptor).st_ino == inode:
+                    with socket.socket(fileno=os.dup(descriptor)) as connection:
+                        # Gloo takes the end of its listening socket for a fatal error.
+                        if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                            connection.shutdown(socket.SHUT_RDWR)
+
     def leave(self) -> None:
-        """Close all connections to peers, which fails whoever still waits for this rank in a collective."""
+        """Destroy the group."""
+        self._connections = set()
+        self._members = ()
         if dist.is_initialized():
             dist.destroy_process_group()
-        self._members = ()
-        # Connections close when the last reference to the group goes, and a failed step leaves cycles behind.
+        # A failed step leaves cycles behind that keep the group, and so its threads, alive.
         gc.collect()
+
+
+def _open_sockets() -> set[tuple[int, int]]:
+    """Descriptor and inode of each open socket."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
 
 
 def _members(plan: control_pb2.Plan) -> Members:

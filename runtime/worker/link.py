@@ -28,10 +28,13 @@ class ControlLink:
     in `commands` for the main thread. The end of the stream is the end of the process, whatever it is doing.
     """
 
-    def __init__(self, address: WorkerAddress, gate: "StepGate", steps_done: Callable[[], int]) -> None:
+    def __init__(
+        self, address: WorkerAddress, gate: "StepGate", *, steps_done: Callable[[], int], sever: Callable[[], None]
+    ) -> None:
         self.commands: queue.SimpleQueue[control_pb2.Command] = queue.SimpleQueue()
         self._gate = gate
         self._steps_done = steps_done
+        self._sever = sever
         self._outgoing: queue.SimpleQueue[control_pb2.WorkerMessage] = queue.SimpleQueue()
         self._reports: list[control_pb2.StepReport] = []
         self._reports_lock = threading.Lock()
@@ -75,6 +78,7 @@ class ControlLink:
                 self.commands.put(command)
             case "abort":
                 self._gate.close()
+                self._sever()
                 self.commands.put(command)
             case "shutdown":
                 os._exit(0)

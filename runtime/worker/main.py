@@ -30,7 +30,7 @@ def run_worker(address: WorkerAddress, *, threads: int) -> None:
         workloads.register_class(path)
     gate = StepGate()
     executor = Executor(address, gate)
-    link = ControlLink(address, gate, executor.steps_done)
+    link = ControlLink(address, gate, steps_done=executor.steps_done, sever=executor.sever)
     executor.serve(link)
 
 
@@ -52,6 +52,10 @@ class Executor:
     def steps_done(self) -> int:
         """Steps of the current trial that this rank has done."""
         return self._session.steps_done if self._session else 0
+
+    def sever(self) -> None:
+        """Fail whatever collective this rank is in."""
+        self._groups.sever()
 
     def serve(self, link: ControlLink) -> None:
         """Answer commands forever."""

@@ -1,35 +1,43 @@
 """Trials move the belief towards the truth."""
 
 import dataclasses
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from paceline.env.backends import SimulatorBackend
 from paceline.env.belief import DRAWS, Belief
+from paceline.env.observation import TuningCase
+from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.domain.knobs import KnobSpace
+from paceline.runtime.domain.trial import TrialResult
+from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.knobs import knob_space
+
+ClusterOf = Callable[..., Cluster]
 
 SESSIONS = 30
 TRIALS = 4
 
 
-def rank_correlation(first, second):
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's rho, ties in the order of appearance."""
     ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (first, second)]
     return float(np.corrcoef(ranks)[0, 1])
 
 
-def session(seed, *, trials=TRIALS):
+def session(seed: int) -> tuple[SimulatorBackend, TuningCase, list[TrialResult]]:
     """A simulated session: backend, case, and the trials of the default and of random candidates."""
     rng = np.random.default_rng(seed)
-    backend = SimulatorBackend(knob_space(), trials=trials)
+    backend = SimulatorBackend(knob_space(), trials=TRIALS)
     case = backend.begin(rng)
-    tried = [0, *rng.choice(np.arange(1, len(case.candidates)), trials, replace=False)]
+    tried = [0, *rng.choice(np.arange(1, len(case.candidates)), TRIALS, replace=False)]
     return backend, case, [backend.run(case, case.candidates[index], rng) for index in tried]
 
 
-def test_ranking_approaches_the_truth():
-    correlations = {0: [], TRIALS: []}
+def test_ranking_approaches_the_truth() -> None:
+    correlations: dict[int, list[float]] = {0: [], TRIALS: []}
     for seed in range(SESSIONS):
         backend, case, trials = session(seed)
         truth = backend.true_log_goodput(case, case.candidates)
@@ -44,7 +52,7 @@ def test_ranking_approaches_the_truth():
     assert posterior > prior + 0.05
 
 
-def test_error_shrinks_and_certainty_grows():
+def test_error_shrinks_and_certainty_grows() -> None:
     errors, spreads = [], []
     for seed in range(SESSIONS):
         backend, case, trials = session(seed)
@@ -58,7 +66,7 @@ def test_error_shrinks_and_certainty_grows():
     assert np.mean(spreads, axis=0)[1] < 0.7 * np.mean(spreads, axis=0)[0]
 
 
-def test_weights_are_a_distribution_and_the_reference_says_nothing():
+def test_weights_are_a_distribution_and_the_reference_says_nothing() -> None:
     _, case, trials = session(5)
     weights = case.belief.weights(trials)
     assert weights.shape == (DRAWS,)
@@ -68,7 +76,7 @@ def test_weights_are_a_distribution_and_the_reference_says_nothing():
         assert prior == pytest.approx(np.full(DRAWS, 1 / DRAWS), rel=1e-9)
 
 
-def test_equal_questions_get_equal_answers_in_any_order():
+def test_equal_questions_get_equal_answers_in_any_order() -> None:
     _, case, trials = session(7)
     fresh = Belief(case.workload, case.cluster, case.space.default)
     backwards = fresh.predict(case.candidates[::-1], trials)
@@ -80,7 +88,9 @@ def test_equal_questions_get_equal_answers_in_any_order():
     assert forecast.std[0] == 0.0
 
 
-def test_a_divergence_is_evidence_and_a_lost_worker_is_not(space, workload, cluster_of):
+def test_a_divergence_is_evidence_and_a_lost_worker_is_not(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
     extreme = {
         "compress.codec": "topk",
         "compress.error_feedback": False,
@@ -92,8 +102,8 @@ def test_a_divergence_is_evidence_and_a_lost_worker_is_not(space, workload, clus
     _, _, (reference, *_) = session(0)
     reference = dataclasses.replace(reference, strategy=space.default)
 
-    def probability(*trials):
-        return belief.predict([untried], [reference, *trials]).failure_probability[0]
+    def probability(*trials: TrialResult) -> float:
+        return float(belief.predict([untried], [reference, *trials]).failure_probability[0])
 
     failed = dataclasses.replace(reference, strategy=tried, goodput=0.0, failure="diverged")
     ran = dataclasses.replace(reference, strategy=tried)

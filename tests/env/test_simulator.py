@@ -1,6 +1,7 @@
 """The cost model against hand-computed figures and the directions in which it must move."""
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,21 +11,27 @@ from hypothesis import strategies as st
 from paceline.env.candidates import propose
 from paceline.env.demand import demand
 from paceline.env.scenarios import random_cluster, random_workload
-from paceline.env.simulator import LAUNCH_SECONDS, OPTIMIZER_PASSES, Unknowns, simulate
+from paceline.env.simulator import LAUNCH_SECONDS, OPTIMIZER_PASSES, Prediction, Unknowns, simulate
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import Categorical, Number
 from paceline.runtime.domain.knobs import Knob, KnobSpace
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.knobs import knob_space
 
+ClusterOf = Callable[..., Cluster]
 
-def ideal(**values):
+
+def ideal(**values: float) -> Unknowns:
     """One draw in which everything is as probed and nothing is lost."""
     ones = ("compute_efficiency", "link_efficiency", "codec_cost", "bf16_speed", "memory_factor")
     known = {field.name: float(field.name in ones) for field in dataclasses.fields(Unknowns)}
     return Unknowns(**{name: np.array([value]) for name, value in (known | values).items()})
 
 
-def scenario(seed):
+def scenario(seed: int) -> tuple[WorkloadProfile, Cluster, tuple[Strategy, ...], Unknowns]:
+    """A random case with its candidates, and draws of the unknowns."""
     rng = np.random.default_rng(seed)
     workload = random_workload(rng)
     cluster = random_cluster(rng, workload)
@@ -32,7 +39,7 @@ def scenario(seed):
     return workload, cluster, strategies, Unknowns.sample(rng, 16)
 
 
-def test_step_of_two_devices_by_hand(space, workload, cluster_of):
+def test_step_of_two_devices_by_hand(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     strategy = space.strategy({"sync.bucket_mb": 1.0})
     prediction = simulate(workload, cluster_of("a", "b"), [strategy], ideal())
     # 4 MB in 4 buckets: each rank sends 2(n-1)/n = 1 times the gradient at 100 MB/s, and waits 4 x 1 ms.
@@ -44,7 +51,7 @@ def test_step_of_two_devices_by_hand(space, workload, cluster_of):
     assert prediction.goodput[0, 0] == pytest.approx(16 / (compute + exchange))
 
 
-def test_overlap_hides_all_but_one_bucket(space, workload, cluster_of):
+def test_overlap_hides_all_but_one_bucket(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     strategies = [space.strategy({"sync.bucket_mb": size}) for size in (1.0, 25.0)]
     fast = cluster_of("a", "b", bandwidth=1e10)
     prediction = simulate(workload, fast, strategies, ideal(overlap=1.0))
@@ -53,14 +60,16 @@ def test_overlap_hides_all_but_one_bucket(space, workload, cluster_of):
     assert prediction.hidden_seconds[1, 0] == 0.0
 
 
-def test_local_sgd_divides_the_exchange_by_its_period(space, workload, cluster_of):
+def test_local_sgd_divides_the_exchange_by_its_period(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
     strategies = [space.strategy({"sync.mode": "local_sgd", "sync.period": period}) for period in (1, 8)]
     prediction = simulate(workload, cluster_of("a", "b"), strategies, ideal(period_sensitivity=0.1))
     assert prediction.exposed_seconds[0, 0] == pytest.approx(8 * prediction.exposed_seconds[1, 0])
     assert prediction.efficiency[:, 0] == pytest.approx([1.0, 1 / 1.7])
 
 
-def test_stragglers_hold_all_ranks(space, workload, cluster_of):
+def test_stragglers_hold_all_ranks(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     unequal = cluster_of("a", "b", flops=(3e9, 1e9))
     strategies = [space.strategy({"mapping.batch_share": shares}) for shares in ("even", "3,1")]
     prediction = simulate(workload, unequal, strategies, ideal())
@@ -69,7 +78,9 @@ def test_stragglers_hold_all_ranks(space, workload, cluster_of):
     assert prediction.step_seconds[0, 0] - prediction.step_seconds[1, 0] == pytest.approx(4e-3)
 
 
-def test_contention_only_where_a_node_is_shared(space, workload, cluster_of):
+def test_contention_only_where_a_node_is_shared(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
     strategy = space.strategy({"sync.bucket_mb": 1.0})
     seconds = {
         nodes: simulate(workload, cluster_of(*nodes), [strategy], ideal(overlap=1.0, contention=contention))
@@ -82,7 +93,7 @@ def test_contention_only_where_a_node_is_shared(space, workload, cluster_of):
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_wire_bytes(space, workload, cluster_of, ranks):
+def test_wire_bytes(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf, ranks: int) -> None:
     changes = (
         {},
         {"compress.codec": "bf16"},
@@ -97,13 +108,15 @@ def test_wire_bytes(space, workload, cluster_of, ranks):
     assert facts.wire_bytes == pytest.approx([all_reduce, all_reduce / 2, all_gather, all_reduce / 8])
 
 
-def test_ranks_in_node_order_share_no_link(space, workload, cluster_of):
+def test_ranks_in_node_order_share_no_link(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     strategies = [space.strategy({"mapping.order": order}) for order in ("scheduler", "0,2,1,3")]
     facts = demand(workload, cluster_of("a", "b", "a", "b"), strategies)
     assert facts.ring_bandwidth == pytest.approx([5e7, 1e8])
 
 
-def test_unknown_knobs_and_values_have_no_effect(space, workload, cluster_of):
+def test_unknown_knobs_and_values_have_no_effect(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
     codec = Knob(name="compress.codec", doc="", domain=Categorical(choices=("none", "novel")), default="none")
     other = Knob(name="data.prefetch", doc="", domain=Number(low=0, high=8, integer=True), default=2)
     knobs = [knob for knob in space.knobs if knob.name != "compress.codec"]
@@ -115,7 +128,7 @@ def test_unknown_knobs_and_values_have_no_effect(space, workload, cluster_of):
     np.testing.assert_array_equal(goodput, np.broadcast_to(goodput[0], goodput.shape))
 
 
-def test_failures_are_predicted(space, workload, cluster_of):
+def test_failures_are_predicted(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     no_feedback = {"compress.codec": "topk", "compress.ratio": 0.001, "compress.error_feedback": False}
     strategies = [space.default, space.strategy(no_feedback)]
     draw = ideal(compression_sensitivity=1.0)
@@ -127,20 +140,24 @@ def test_failures_are_predicted(space, workload, cluster_of):
     assert cramped.failure_probability.tolist() == [1.0, 1.0]
 
 
-def test_a_cluster_without_its_links_is_refused(space, workload, cluster_of):
+def test_a_cluster_without_its_links_is_refused(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
     cut = dataclasses.replace(cluster_of("a", "b"), links=())
     with pytest.raises(InvalidRequest, match="no link a->b"):
         simulate(workload, cut, [space.default], ideal())
 
 
 @pytest.mark.parametrize(("flops", "bandwidth"), [(5e-324, 1e8), (1e9, 5e-324)])
-def test_overflow_is_refused(space, workload, cluster_of, flops, bandwidth):
+def test_overflow_is_refused(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf, flops: float, bandwidth: float
+) -> None:
     absurd = cluster_of("a", "b", flops=(flops, flops), bandwidth=bandwidth)
     with pytest.raises(InvalidRequest, match="step times overflow"):
         simulate(workload, absurd, [space.default], ideal())
 
 
-def test_many_strategies_are_as_many_single_ones():
+def test_many_strategies_are_as_many_single_ones() -> None:
     workload, cluster, strategies, draws = scenario(3)
     together = simulate(workload, cluster, strategies, draws)
     assert together.goodput.shape == (len(strategies), 16)
@@ -149,7 +166,7 @@ def test_many_strategies_are_as_many_single_ones():
         np.testing.assert_array_equal(together.goodput[row], alone.goodput[0])
 
 
-def all_finite_and_positive(prediction):
+def all_finite_and_positive(prediction: Prediction) -> bool:
     return all(
         np.isfinite(array).all() and (array > 0).all()
         for array in (prediction.step_seconds, prediction.goodput, prediction.efficiency)
@@ -158,7 +175,7 @@ def all_finite_and_positive(prediction):
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), factor=st.floats(1.01, 1e3))
-def test_a_slower_link_makes_nothing_faster(seed, factor):
+def test_a_slower_link_makes_nothing_faster(seed: int, factor: float) -> None:
     workload, cluster, strategies, draws = scenario(seed)
     links = tuple(dataclasses.replace(link, bandwidth=link.bandwidth / factor) for link in cluster.links)
     before = simulate(workload, cluster, strategies, draws)
@@ -169,7 +186,7 @@ def test_a_slower_link_makes_nothing_faster(seed, factor):
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), factor=st.floats(1.01, 1e3))
-def test_more_work_makes_nothing_faster(seed, factor):
+def test_more_work_makes_nothing_faster(seed: int, factor: float) -> None:
     workload, cluster, strategies, draws = scenario(seed)
     harder = dataclasses.replace(workload, flops_per_sample=workload.flops_per_sample * factor)
     before = simulate(workload, cluster, strategies, draws).step_seconds
@@ -178,7 +195,7 @@ def test_more_work_makes_nothing_faster(seed, factor):
 
 @settings(deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), periods=st.tuples(st.integers(1, 64), st.integers(1, 64)))
-def test_a_longer_period_sends_no_more_and_learns_no_better(seed, periods):
+def test_a_longer_period_sends_no_more_and_learns_no_better(seed: int, periods: tuple[int, int]) -> None:
     workload, cluster, _, draws = scenario(seed)
     strategies = [
         knob_space().strategy({"sync.mode": "local_sgd", "sync.period": period}) for period in sorted(periods)

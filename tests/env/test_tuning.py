@@ -4,6 +4,9 @@ import dataclasses
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -13,26 +16,34 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from paceline.env.backends import SimulatorBackend
 from paceline.env.gain import best_trial
+from paceline.env.observation import TuningCase
 from paceline.env.tuning import FAILURE_COST, TuningEnv
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import Categorical, Number
 from paceline.runtime.domain.knobs import KnobSpace
+from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.trial import TrialResult
+from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import Conflict, InvalidRequest, WorkerFailure
 from paceline.runtime.knobs import knob_space
 
+ClusterOf = Callable[..., Cluster]
+SOURCES = Path(__file__).parents[2] / "src"
+
 
 @pytest.fixture
-def env():
+def env() -> Iterator[TuningEnv]:
     """The registered environment, unwrapped."""
     made = gymnasium.make("paceline/Tuning-v0").unwrapped
     yield made
     made.close()
 
 
-def play(env, seed, actions=None):
+def play(env: TuningEnv, seed: int, actions: Sequence[Any] = ()) -> tuple[list[tuple[Any, ...]], list[Any]]:
     """One episode with random allowed actions, or with the given ones; what each step returned."""
     rng = np.random.default_rng(seed)
-    steps = [env.reset(seed=seed)]
-    taken = []
+    steps: list[tuple[Any, ...]] = [env.reset(seed=seed)]
+    taken: list[Any] = []
     while True:
         action = actions[len(taken)] if actions else rng.choice(np.flatnonzero(env.action_masks()))
         taken.append(action)
@@ -41,23 +52,23 @@ def play(env, seed, actions=None):
             return steps, taken
 
 
-def test_gymnasium_accepts_it(env):
+def test_gymnasium_accepts_it(env: TuningEnv) -> None:
     with warnings.catch_warnings(action="error"):
         gymnasium_check(env)
 
 
-def test_stable_baselines3_accepts_it(env):
+def test_stable_baselines3_accepts_it(env: TuningEnv) -> None:
     with warnings.catch_warnings(action="error"):
         sb3_check(env)
 
 
-def test_registering_imports_neither_torch_nor_grpc():
+def test_registering_imports_neither_torch_nor_grpc() -> None:
     code = "import sys, paceline.env; sys.exit(bool({'torch', 'grpc', 'paceline.env.tuning'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": "src"}, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(SOURCES)}, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_replayed_trajectories_are_identical(env, seed):
+def test_replayed_trajectories_are_identical(env: TuningEnv, seed: int) -> None:
     steps, actions = play(env, seed)
     again, _ = play(TuningEnv(), seed, actions)
     for first, second in zip(steps, again, strict=True):
@@ -66,7 +77,7 @@ def test_replayed_trajectories_are_identical(env, seed):
         assert first[1:] == second[1:]
 
 
-def test_an_episode_ends_with_its_budget(env):
+def test_an_episode_ends_with_its_budget(env: TuningEnv) -> None:
     steps, actions = play(env, 3)
     assert len(actions) == env.case.trials_budget == 6
     assert [step[2] for step in steps[1:]] == [False] * 5 + [True]
@@ -78,7 +89,7 @@ def test_an_episode_ends_with_its_budget(env):
 class FailingTopK(SimulatorBackend):
     """Every trial with top-k runs out of memory."""
 
-    def run(self, case, strategy, rng):
+    def run(self, case: TuningCase, strategy: Strategy, rng: np.random.Generator) -> TrialResult:
         """As the simulator does, but for the label."""
         result = super().run(case, strategy, rng)
         if strategy["compress.codec"] == "topk":
@@ -86,7 +97,7 @@ class FailingTopK(SimulatorBackend):
         return result
 
 
-def test_the_return_is_the_best_log_gain_less_failures():
+def test_the_return_is_the_best_log_gain_less_failures() -> None:
     env = TuningEnv(FailingTopK(knob_space()))
     failures = 0
     for seed in range(10):
@@ -100,7 +111,7 @@ def test_the_return_is_the_best_log_gain_less_failures():
     assert failures > 0
 
 
-def test_a_failed_trial_is_a_labelled_result():
+def test_a_failed_trial_is_a_labelled_result() -> None:
     space = knob_space()
     extreme = {
         "compress.codec": "topk",
@@ -124,7 +135,7 @@ def test_a_failed_trial_is_a_labelled_result():
     assert {None, "diverged"} <= set(labels) <= {None, "diverged", "oom"}
 
 
-def test_a_refused_action_changes_nothing(env):
+def test_a_refused_action_changes_nothing(env: TuningEnv) -> None:
     env.reset(seed=0)
     before, _, _, _, info = env.step(5)
     state = env.np_random.bit_generator.state
@@ -139,7 +150,7 @@ def test_a_refused_action_changes_nothing(env):
     assert env.np_random.bit_generator.state == state
 
 
-def small_space():
+def small_space() -> KnobSpace:
     """Eight strategies."""
     known = {knob.name: knob for knob in knob_space().knobs}
     narrowed = {
@@ -152,7 +163,7 @@ def small_space():
     return KnobSpace(knobs=(*knobs, *(known[name] for name in others)))
 
 
-def test_a_case_may_have_fewer_candidates_than_actions(workload, cluster_of):
+def test_a_case_may_have_fewer_candidates_than_actions(workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     backend = SimulatorBackend(small_space(), candidates=16, trials=10, workload=workload, cluster=cluster_of("a", "a"))
     env = TuningEnv(backend)
     env.reset(seed=0)
@@ -164,7 +175,7 @@ def test_a_case_may_have_fewer_candidates_than_actions(workload, cluster_of):
     assert steps[-1][2]
 
 
-def test_what_is_no_action_is_an_error(env):
+def test_what_is_no_action_is_an_error(env: TuningEnv) -> None:
     with pytest.raises(Conflict, match="call reset first"):
         env.step(0)
     with pytest.raises(Conflict, match="call reset first"):
@@ -175,9 +186,9 @@ def test_what_is_no_action_is_an_error(env):
             env.step(action)
 
 
-def test_without_a_reference_there_is_no_session():
+def test_without_a_reference_there_is_no_session() -> None:
     class Broken(SimulatorBackend):
-        def run(self, case, strategy, rng):
+        def run(self, case: TuningCase, strategy: Strategy, rng: np.random.Generator) -> TrialResult:
             result = super().run(case, strategy, rng)
             return dataclasses.replace(result, failure="timeout", message="no step in 60 s")
 
@@ -185,13 +196,13 @@ def test_without_a_reference_there_is_no_session():
         TuningEnv(Broken(knob_space())).reset(seed=0)
 
 
-def test_a_workload_that_never_fits_is_refused(workload, cluster_of):
+def test_a_workload_that_never_fits_is_refused(workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     backend = SimulatorBackend(knob_space(), workload=workload, cluster=cluster_of("a", "a", memory=1e6))
     with pytest.raises(InvalidRequest, match="toy does not fit into the memory of toy"):
         backend.begin(np.random.default_rng(0))
 
 
-def test_render_shows_each_trial():
+def test_render_shows_each_trial() -> None:
     env = gymnasium.make("paceline/Tuning-v0", render_mode="ansi").unwrapped
     play(env, 0)
     title, *lines = env.render().splitlines()
@@ -202,7 +213,7 @@ def test_render_shows_each_trial():
         assert line.endswith(trial.strategy.describe(env.case.space.default))
 
 
-def test_simulated_results_are_consistent(env):
+def test_simulated_results_are_consistent(env: TuningEnv) -> None:
     env.reset(seed=1)
     (trial,) = env.trials
     assert trial.steps * env.case.workload.global_batch == trial.samples

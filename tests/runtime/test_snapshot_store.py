@@ -292,24 +292,23 @@ def test_nothing_is_removed_while_another_manifest_cannot_be_read(store: Snapsho
 
 
 def test_writers_do_not_disturb_each_other(store: SnapshotStore) -> None:
-    writers = 8
-    barrier = Barrier(writers)
+    writers, steps = 8, 20
+    barrier = Barrier(writers, timeout=30)
 
     def write(rank: int) -> None:
         own = SnapshotStore(store.url)
-        barrier.wait()
-        for step in range(5):
-            own.commit(
-                snapshot_of(own, f"r{rank}-s{step}", {"w": torch.full((999,), float(step))}, {"r": torch.tensor(rank)})
-            )
+        for step in range(steps):
+            common, private = {"w": torch.full((9999,), float(step))}, {"r": torch.tensor(rank)}
+            barrier.wait()
+            own.commit(snapshot_of(own, f"r{rank}-s{step}", common, private))
 
     with ThreadPoolExecutor(writers) as pool:
         list(pool.map(write, range(writers)))
-    assert len(store.ids()) == 5 * writers
+    assert len(store.ids()) == steps * writers
     for snapshot_id in store.ids():
         for part in store.load(snapshot_id).parts:
             store.get_tensors(part.digest)
-    assert len(files(store)) == 5 * writers + 5 + writers
+    assert len(files(store)) == steps * writers + steps + writers
 
 
 def test_any_fsspec_url_will_do() -> None:

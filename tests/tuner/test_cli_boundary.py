@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from paceline.tuner.cli import main
+from tests.tuner.conftest import CommandLine, started
 
 WAIT = """
 import signal
@@ -44,16 +43,9 @@ main()
 
 
 @pytest.fixture
-def _signal_handlers() -> Iterator[None]:
-    kept = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for each, handler in kept.items():
-        signal.signal(each, handler)
-
-
-@pytest.fixture
 def places(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """An address that something listens on, one that nothing does, and a folder."""
+    """An address that something listens on, one that nothing does, and a folder with one file."""
+    (tmp_path / "bad.json").write_text('{"name": "bad"}')
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as closed:
         taken, free = (f"127.0.0.1:{each.getsockname()[1]}" for each in (server, closed))
         closed.close()
@@ -61,9 +53,9 @@ def places(tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 RUN = "run digits-cnn --no-tracking"
+RECOMMEND = "recommend digits-cnn --policy FREE --cluster"
 
 
-@pytest.mark.usefixtures("_signal_handlers")
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -87,23 +79,26 @@ RUN = "run digits-cnn --no-tracking"
         ("run digits-cnn --tracking-uri sqlite:///FOLDER", "paceline: tracking store FOLDER: "),
         ("runtime --listen TAKEN", "paceline: cannot listen on TAKEN: "),
         ("runtime --listen 0.0.0.0:0", "paceline: listening on 0.0.0.0 without TLS "),
+        ("train --no-tracking", "paceline: --no-tracking without --out "),
+        ("train --timesteps 0", "paceline: training: timesteps=0 must be at least 1"),
+        ("train --no-tracking --out FOLDER", "paceline: FOLDER is already there"),
+        ("recommend digits-cnn --policy FREE", "paceline: the cluster must be named once: "),
+        (f"{RECOMMEND} FOLDER/missing", "paceline: cluster profile FOLDER/missing cannot be read: No such file"),
+        (f"{RECOMMEND} FOLDER/bad.json", "paceline: FOLDER/bad.json is no cluster profile: devices "),
+        ("serve --policy FOLDER", "paceline: FOLDER is no policy: "),
+        ("serve --tracking-uri sqlite:///FOLDER/new.db", "paceline: unknown registered policy 'paceline-policy'; "),
+        ("ui --listen 5000", "paceline: address '5000' must be HOST:PORT"),
+        ("ui --listen TAKEN --tracking-uri sqlite:///FOLDER/new.db", "paceline: TAKEN must be a free address "),
         ("runtime --workload nowhere:Class", "paceline: workload 'nowhere:Class' cannot be imported "),
     ],
 )
 def test_wrong_request_gets_one_line_and_status_2(
-    command: str,
-    said: str,
-    places: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    command: str, said: str, places: dict[str, str], paceline: CommandLine
 ) -> None:
     for name, value in places.items():
         command, said = command.replace(name, value), said.replace(name, value)
-    monkeypatch.setattr(sys, "argv", ["paceline", *command.split()])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    output, errors = capfd.readouterr()
-    assert (ended.value.code, output) == (2, "")
+    status, output, errors = paceline(command)
+    assert (status, output) == (2, "")
     assert errors.startswith(said)
     assert errors.count("\n") == 1
 
@@ -111,7 +106,7 @@ def test_wrong_request_gets_one_line_and_status_2(
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_leaves_context_managers_once(signum: signal.Signals, status: int) -> None:
     command = [sys.executable, "-c", WAIT, "wait"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with started(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signum)

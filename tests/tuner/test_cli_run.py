@@ -6,12 +6,11 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.tuner.conftest import started
 
 from paceline.runtime.client import RuntimeClient
 from paceline.tuner.tracking.store import open_store
@@ -53,7 +52,7 @@ def test_signal_stops_workers_and_closes_runs(signum: signal.Signals, status: in
     terminal, stderr = pty.openpty()
     command = [*RUN, "--seconds", "600", "--tracking-uri", uri]
     with (
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr) as process,
+        started(command, stdout=subprocess.PIPE, stderr=stderr) as process,
         os.fdopen(terminal, "rb") as shown,
     ):
         os.close(stderr)
@@ -63,7 +62,7 @@ def test_signal_stops_workers_and_closes_runs(signum: signal.Signals, status: in
         workers = descendants(process.pid)
         process.send_signal(signum)
         output, _ = process.communicate()
-    assert (process.returncode, output) == (status, b"")
+    assert (process.returncode, output) == (status, "")
     assert len(workers) >= 2
     assert are_gone(workers)
     client = open_store(uri).client
@@ -72,30 +71,23 @@ def test_signal_stops_workers_and_closes_runs(signum: signal.Signals, status: in
     assert [run.info.status for run in runs] == ["KILLED", "KILLED"]
 
 
-@pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[tuple["subprocess.Popen[str]", str]]:
-    """A runtime process and its address."""
-    port_file = tmp_path / "port"
-    os.mkfifo(port_file)
-    command = [PACELINE, "runtime", "--cluster", "local:2", "--listen", "127.0.0.1:0"]
-    with ExitStack() as stack:
-        process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.PIPE, text=True))
-        stack.callback(process.kill)
-        assert process.stderr is not None
-        said = process.stderr.readline()
-        yield process, said.split()[-1]
-
-
 @pytest.mark.slow
-def test_run_on_a_runtime_that_is_up(runtime: tuple["subprocess.Popen[str]", str]) -> None:
-    process, address = runtime
-    command = [PACELINE, "run", "digits-cnn", "--runtime", address, "--steps", "4", "--no-tracking", "--json"]
-    found = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(2)]
-    assert [each["steps"] for each in found] == [4, 4]
-    assert found[0]["heldout_loss"] == found[1]["heldout_loss"]
-    with RuntimeClient(address) as client:
-        assert len(client.list_trials()) == 2
-    workers = descendants(process.pid)
-    process.terminate()
-    assert process.wait() == 0
+def test_run_on_a_runtime_that_is_up(tmp_path: Path) -> None:
+    port_file = tmp_path / "port"
+    serve = [PACELINE, "runtime", "--cluster", "local:2", "--listen", "127.0.0.1:0", "--port-file", str(port_file)]
+    with started(serve, stderr=subprocess.PIPE) as runtime:
+        assert runtime.stderr is not None
+        address = runtime.stderr.readline().split()[-1]
+        assert address == f"127.0.0.1:{port_file.read_text().strip()}"
+        run = [PACELINE, "run", "digits-cnn", "--runtime", address, "--steps", "4", "--no-tracking", "--json"]
+        found = [json.loads(subprocess.run(run, capture_output=True, check=True).stdout) for _ in range(2)]
+        assert [each["steps"] for each in found] == [4, 4]
+        assert found[0]["heldout_loss"] == found[1]["heldout_loss"]
+        with RuntimeClient(address) as client:
+            assert len(client.list_trials()) == 2
+        workers = descendants(runtime.pid)
+        runtime.terminate()
+        assert runtime.wait() == 0
+    assert len(workers) >= 2
     assert are_gone(workers)
+    assert not port_file.exists()

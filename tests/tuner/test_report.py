@@ -74,8 +74,6 @@ def test_table_sets_results_side_by_side(result: TrialResult) -> None:
     output = io.StringIO()
     Console(width=100, file=output).print(as_table({"default": result, "recommended": failed}))
     text = output.getvalue()
-    assert [
-        line for line in text.splitlines() if "held-out loss" in line and "0.5000" in line and " - " in line
-    ]
+    assert [line for line in text.splitlines() if "held-out loss" in line and "0.5000" in line and " - " in line]
     assert [line for line in text.splitlines() if "failure" in line and "diverged" in line]
     assert "3000.0 [2800.0, 3200.0]" in text

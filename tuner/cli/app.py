@@ -7,8 +7,12 @@ from types import FrameType
 import typer
 
 from paceline.runtime.errors import PacelineError
+from paceline.tuner.cli.recommend import recommend
 from paceline.tuner.cli.run import run
 from paceline.tuner.cli.runtime import runtime
+from paceline.tuner.cli.serve import serve
+from paceline.tuner.cli.train import train
+from paceline.tuner.cli.ui import ui
 
 app = typer.Typer(
     name="paceline",
@@ -16,8 +20,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command()(run)
-app.command()(runtime)
+for command in (run, train, recommend, runtime, serve, ui):
+    app.command()(command)
 
 WRONG_REQUEST = 2
 

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 
 DEFAULT_CLUSTER = "local:4"
+POLICY_NAME = "paceline-policy"
+CHAMPION = f"models:/{POLICY_NAME}@champion"
 
 WorkloadName = Annotated[
     str, typer.Argument(metavar="WORKLOAD", help="What to train, e.g. bytes-lm/tiny.", show_default=False)
@@ -29,6 +31,7 @@ TrackingUri = Annotated[
         help="MLflow store, paceline.db in $PACELINE_HOME or ~/.local/share/paceline if left out.",
     ),
 ]
+NoTracking = Annotated[bool, typer.Option("--no-tracking", help="Record nothing in MLflow.")]
 Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0: any free one.")]
 PortFile = Annotated[
     Path | None, typer.Option("--port-file", metavar="FILE", help="Write the port here once calls are answered.")

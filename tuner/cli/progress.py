@@ -1,4 +1,4 @@
-"""A trial with its progress on stderr."""
+"""Progress on stderr."""
 
 from collections.abc import Callable
 
@@ -11,13 +11,18 @@ from paceline.runtime.domain.trial import TrialResult, TrialSpec
 from paceline.runtime.errors import WorkerFailure
 
 
+def progress_bar(title: str) -> Progress:
+    """A bar with a title on its left, the task's description and the elapsed time on its right."""
+    columns = (TextColumn(title), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    return Progress(*columns, console=Console(stderr=True))
+
+
 def watch(
     runtime: RuntimeAPI, spec: TrialSpec, log_event: Callable[[TrialEvent], None] = lambda event: None
 ) -> TrialResult:
     """Run a trial to its end, show how much of its budget is used, and pass on each event."""
     budget = spec.budget
-    columns = (TextColumn(spec.workload), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    with progress_bar(spec.workload) as progress:
         task = progress.add_task("starting", total=1.0)
         seconds = 0.0
         for event in runtime.run_trial(spec):

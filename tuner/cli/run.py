@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.tuner.cli.options import EmbeddedCluster, Json, RuntimeAddress, TrackingUri, WorkloadName
+from paceline.tuner.cli.options import EmbeddedCluster, Json, NoTracking, RuntimeAddress, TrackingUri, WorkloadName
 
 if TYPE_CHECKING:
     from paceline.runtime.api import RuntimeAPI
     from paceline.runtime.domain.trial import TrialResult, TrialSpec
+    from paceline.tuner.cli.target import Target
     from paceline.tuner.tracking.store import TrackingStore
 
 DEFAULT_STEPS = 200
@@ -38,12 +39,13 @@ def run(
     seed: Annotated[int, typer.Option("--seed", help="Seed of initial weights and sample order.")] = 0,
     json_output: Json = False,
     tracking_uri: TrackingUri = None,
-    no_tracking: Annotated[bool, typer.Option("--no-tracking", help="Record nothing in MLflow.")] = False,
+    no_tracking: NoTracking = False,
 ) -> int:
     """Train WORKLOAD under one strategy and say what was measured. Exits with 1 when the trial failed."""
     from rich.console import Console
 
     from paceline.runtime.domain.trial import Budget, TrialSpec
+    from paceline.tuner.cli.stores import open_tracking
     from paceline.tuner.cli.target import find_runtime
     from paceline.tuner.report import as_json, as_table
 
@@ -53,9 +55,9 @@ def run(
     target = find_runtime(runtime, cluster)
     strategy = target.strategy(workload, settings or (), world_size=world_size)
     spec = TrialSpec(workload=workload, strategy=strategy, budget=budget, world_size=world_size, seed=seed)
-    tracking = None if no_tracking else _open_tracking(tracking_uri)
+    tracking = None if no_tracking else open_tracking(tracking_uri)
     with target.open() as opened:
-        result, run_id = _tracked(opened, spec, tracking, title=strategy.describe(target.space.default))
+        result, run_id = _tracked(target, opened, spec, tracking)
     if json_output:
         print(json.dumps(as_json(result, mlflow_run_id=run_id), allow_nan=False))
     else:
@@ -66,14 +68,8 @@ def run(
     return TRIAL_FAILED
 
 
-def _open_tracking(uri: str | None) -> "TrackingStore":
-    from paceline.tuner.tracking.store import default_tracking_uri, open_store
-
-    return open_store(uri or default_tracking_uri())
-
-
 def _tracked(
-    runtime: "RuntimeAPI", spec: "TrialSpec", tracking: "TrackingStore | None", *, title: str
+    target: "Target", runtime: "RuntimeAPI", spec: "TrialSpec", tracking: "TrackingStore | None"
 ) -> "tuple[TrialResult, str | None]":
     """Run the trial, recorded as a session of one trial; the result and the id of the trial's MLflow run."""
     from paceline.tuner.cli.progress import watch
@@ -84,10 +80,10 @@ def _tracked(
 
     with TuningSession(
         tracking,
-        workload=next(profile for profile in runtime.list_workloads() if profile.name == spec.workload),
+        workload=target.profile(spec.workload),
         cluster=runtime.describe_cluster(),
-        knob_version=runtime.describe_knobs().version,
+        knob_version=target.space.version,
         name=f"run {spec.workload}",
     ) as session:
-        trial = session.start_trial(spec, name=title)
+        trial = session.start_trial(spec, name=spec.strategy.describe(target.space.default))
         return watch(runtime, spec, trial.log_event), trial.run_id

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.domain.knobs import KnobSpace
 from paceline.runtime.domain.strategy import Strategy
+from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import InvalidRequest, UnknownName
 from paceline.tuner.cli.options import DEFAULT_CLUSTER
 
@@ -19,6 +20,8 @@ class Target:
     """Its knobs."""
     workloads: tuple[str, ...]
     """References of its workloads."""
+    profile: Callable[[str], WorkloadProfile]
+    """Describes one of them."""
     devices: int
     """Size of its cluster."""
     open: Callable[[], AbstractContextManager[RuntimeAPI]]
@@ -45,9 +48,11 @@ def find_runtime(address: str | None, cluster: str | None) -> Target:
     from paceline.runtime.client import RuntimeClient
 
     client = RuntimeClient(address)
+    profiles = {profile.name: profile for profile in client.list_workloads()}
     return Target(
         space=client.describe_knobs(),
-        workloads=tuple(profile.name for profile in client.list_workloads()),
+        workloads=tuple(profiles),
+        profile=profiles.__getitem__,
         devices=client.describe_cluster().size,
         open=lambda: client,
     )
@@ -61,6 +66,7 @@ def _embedded(cluster: str) -> Target:
     return Target(
         space=knob_space(),
         workloads=workloads.references(),
+        profile=lambda reference: workloads.create(reference).profile(reference),
         devices=len(launch.create(cluster).slots),
         open=lambda: EmbeddedRuntime(cluster),
     )
