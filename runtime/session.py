@@ -169,11 +169,7 @@ class Session:
     @torch.no_grad()
     def _merge(self, group: dist.ProcessGroup) -> None:
         moments, _ = optimizer_state(self.optimizer)
-        own = [*model_tensors(self.model).values(), *moments.values()]
-        merged = [tensor.clone() for tensor in own]
-        average_in_place(merged, group)
-        for tensor, mean in zip(own, merged, strict=True):
-            tensor.copy_(mean)
+        average_in_place([*model_tensors(self.model).values(), *moments.values()], group)
 
     def _next_batch(self) -> Any:
         start, stop = rank_range(self.cursor, self.membership.shares, self.membership.rank)

@@ -106,7 +106,7 @@ class Progress:
 def train(config: TrainConfig, out: Path, progress: Callable[[Progress], None] = lambda _: None) -> StoredPolicy:
     """Train on random clusters and workloads for this process's knob space, and store the policy in the folder `out`.
 
-    Raises Conflict when there is something at `out` already, before anything starts.
+    Raises as `check_target` does, before anything starts.
     """
     check_target(out)
     space = knob_space()

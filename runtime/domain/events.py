@@ -24,6 +24,8 @@ class TrialStarted:
     """Strategy in force from this step."""
     devices: tuple[int, ...]
     """Device index of each rank."""
+    standstill_seconds: float
+    """Time in which no rank trained before this generation was ready, s: what the change cost."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -102,6 +102,7 @@ class TrialRunner:
         self._snapshots = 0
         self._wake = asyncio.Event()
         self._snapshot_step = 0
+        self._stopped_at = 0.0
         self._settled = False
 
     @property
@@ -112,7 +113,7 @@ class TrialRunner:
 
     async def run(self) -> None:
         """Run to the end of the budget. Raises TrialEnded with a label when the trial fails."""
-        began = time.monotonic()
+        began = self._stopped_at = time.monotonic()
         try:
             await self._establish({}, self.strategy)
             if self._start_loss is not None:
@@ -210,6 +211,7 @@ class TrialRunner:
                 step=generation.step,
                 strategy=strategy,
                 devices=generation.devices,
+                standstill_seconds=time.monotonic() - self._stopped_at,
             )
         )
 
@@ -249,6 +251,7 @@ class TrialRunner:
                 await self._bring_to_barrier()
             stopped = await run
         finally:
+            self._stopped_at = time.monotonic()
             self._wake.clear()
             for task in (run, wake):
                 task.cancel()

@@ -113,14 +113,19 @@ def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tens
 def average_in_place(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     """Replace each tensor by its mean over the group if it is floating point, else by rank 0's. A collective."""
     works = []
-    for tensor in tensors:
-        if tensor.is_floating_point():
-            tensor.div_(group.size())
-            works.append(dist.all_reduce(tensor, group=group, async_op=True))
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        same = [tensor for tensor in tensors if tensor.dtype is dtype]
+        # One exchange for all: a model has many small tensors, and each would cost a round of latency.
+        flat = torch.cat([tensor.reshape(-1) for tensor in same])
+        if dtype.is_floating_point:
+            work = dist.all_reduce(flat.div_(group.size()), group=group, async_op=True)
         else:
-            works.append(dist.broadcast(tensor, group_src=0, group=group, async_op=True))
-    for work in works:
+            work = dist.broadcast(flat, group_src=0, group=group, async_op=True)
+        works.append((work, same, flat))
+    for work, same, flat in works:
         work.wait()
+        for tensor, mean in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
 
 
 SYNC_MODES: Registry[type[SyncMode]] = Registry(

@@ -10,12 +10,15 @@ import pytest
 
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.client import RuntimeClient
+from paceline.runtime.domain.events import TrialEvent
 from paceline.runtime.embedded import EmbeddedRuntime
 from paceline.runtime.samples import SampleStream
+from paceline.runtime.server.core import EventLog
 from paceline.runtime.server.service import start_service
+from paceline.runtime.server.trial_runner import TrialRunner
 from tests.runtime.trainable import FAULT_VARIABLE, Regression
 
-WORKLOADS = ("tests.runtime.trainable:Regression",)
+WORKLOADS = ("tests.runtime.trainable:Regression", "tests.runtime.trainable:Pair")
 MAX_STREAMS = 4
 
 
@@ -57,7 +60,10 @@ def runtime(request: pytest.FixtureRequest, embedded: EmbeddedRuntime, address: 
 
 @pytest.fixture
 def inject(fault_file: Path) -> Iterator[Callable[..., None]]:
-    """Arrange a fault on the rank that trains on the first sample of a rank's part of a step."""
+    """Arrange a fault on the rank that trains on the sample at a position of a step's global batch.
+
+    Within the first epoch, 7 steps, as the same sample comes again in every other.
+    """
 
     def arrange(*, step: int, position: int = 0, phase: str, action: str = "SIGKILL", seed: int = 0) -> None:
         stream = SampleStream(Regression.train_samples, seed)
@@ -67,3 +73,23 @@ def inject(fault_file: Path) -> Iterator[Callable[..., None]]:
 
     yield arrange
     fault_file.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def on_event(
+    embedded: EmbeddedRuntime, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Callable[[TrialRunner, TrialEvent], None]], None]:
+    """Run a function inside the server at every event, before the trial goes on: a moment no client could hit."""
+
+    def arrange(act: Callable[[TrialRunner, TrialEvent], None]) -> None:
+        append = EventLog.append
+
+        def noticed(log: EventLog, event: TrialEvent) -> None:
+            append(log, event)
+            (runner,) = [entry.runner for entry in embedded._runtime._entries.values() if entry.log is log]
+            assert runner is not None
+            act(runner, event)
+
+        monkeypatch.setattr(EventLog, "append", noticed)
+
+    return arrange

@@ -1,6 +1,7 @@
 """What several runtime tests need."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -10,6 +11,74 @@ from paceline.runtime.domain.events import SnapshotTaken, StepDone, TrialEvent, 
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.trial import Budget, TrialResult, TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
+
+DEADLINE_SECONDS = 60.0
+"""Nothing that a test waits for takes so long unless it hangs."""
+
+
+class RunningTrial:
+    """A trial whose events a thread reads, so that a test can wait for any of them, but not forever."""
+
+    def __init__(self, runtime: RuntimeAPI, spec: TrialSpec, *, request_id: str = "") -> None:
+        self.events: list[TrialEvent] = []
+        self._error: BaseException | None = None
+        self._ended = False
+        self._changed = threading.Condition()
+        threading.Thread(target=self._read, args=(runtime, spec, request_id), daemon=True).start()
+
+    def _read(self, runtime: RuntimeAPI, spec: TrialSpec, request_id: str) -> None:
+        try:
+            for event in runtime.run_trial(spec, request_id=request_id):
+                with self._changed:
+                    self.events.append(event)
+                    self._changed.notify_all()
+        except BaseException as error:
+            self._error = error
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def wait_for(self, wanted: Callable[[TrialEvent], bool]) -> TrialEvent:
+        """The first event, past or future, that is wanted."""
+
+        def found() -> TrialEvent | None:
+            return next((event for event in self.events if wanted(event)), None)
+
+        with self._changed:
+            self._changed.wait_for(lambda: found() or self._ended, timeout=DEADLINE_SECONDS)
+            event = found()
+        assert event is not None, f"the event did not come; the last was {self.events[-1:]}, {self._error}"
+        return event
+
+    def wait_for_steps(self, generation: int, count: int = 3) -> None:
+        """Until so many steps of a generation are done."""
+
+        def steps() -> int:
+            return sum(isinstance(event, StepDone) and event.generation == generation for event in self.events)
+
+        with self._changed:
+            self._changed.wait_for(lambda: steps() >= count or self._ended, timeout=DEADLINE_SECONDS)
+            assert steps() >= count, f"generation {generation} did not get there; {self._error}"
+
+    @property
+    def trial_id(self) -> str:
+        """Known once it has started."""
+        started = self.wait_for(lambda event: isinstance(event, TrialStarted))
+        assert isinstance(started, TrialStarted)
+        return started.trial_id
+
+    def wait(self) -> list[TrialEvent]:
+        """All events, once the trial has ended."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._ended, timeout=DEADLINE_SECONDS), "the trial hangs"
+        if self._error is not None:
+            raise self._error
+        return self.events
+
+
+def run(runtime: RuntimeAPI, spec: TrialSpec) -> list[TrialEvent]:
+    """Run a trial to its end; its events."""
+    return RunningTrial(runtime, spec).wait()
 
 
 def spec_for(runtime: RuntimeAPI, settings: dict[str, KnobValue], *, steps: int, **fields: object) -> TrialSpec:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +35,11 @@ def _act(action: str) -> None:
     match action:
         case "SIGKILL" | "SIGSTOP":
             os.kill(os.getpid(), getattr(signal, action))
+        case "SIGKILL two" | "SIGKILL all":
+            others = [process for process in psutil.Process(os.getppid()).children() if process.pid != os.getpid()]
+            for process in others[: 1 if action == "SIGKILL two" else None]:
+                process.kill()
+            os.kill(os.getpid(), signal.SIGKILL)
         case "MemoryError":
             raise MemoryError("no memory for the test")
         case "ValueError":
@@ -68,7 +74,8 @@ class Regression(Workload):
 
     def batch(self, indices: Tensor, *, heldout: bool = False) -> tuple[Tensor, Tensor]:
         if not heldout:
-            self._pending = _fault(indices)
+            # A sync mode may compute a step's loss once before the step itself; the fault must still be there then.
+            self._pending = _fault(indices) or self._pending
         offset = self.train_samples if heldout else 0
         return self._inputs[indices + offset], self._targets[indices + offset]
 
@@ -89,3 +96,12 @@ class Regression(Workload):
 
     def flops_per_sample(self) -> float:
         return 6.0 * (6 * 8 + 8 * 2)
+
+
+class Pair(Regression):
+    """Two samples per batch: too few for four ranks."""
+
+    name = "pair"
+    doc = "Regression on fixed random data, two samples at a time."
+    variants = {"": {}}
+    global_batch = 2

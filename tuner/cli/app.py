@@ -12,6 +12,7 @@ from paceline.tuner.cli.run import run
 from paceline.tuner.cli.runtime import runtime
 from paceline.tuner.cli.serve import serve
 from paceline.tuner.cli.train import train
+from paceline.tuner.cli.tune import tune
 from paceline.tuner.cli.ui import ui
 
 app = typer.Typer(
@@ -20,7 +21,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, train, recommend, runtime, serve, ui):
+for command in (run, train, tune, recommend, runtime, serve, ui):
     app.command()(command)
 
 WRONG_REQUEST = 2

@@ -102,12 +102,12 @@ class StoredPolicy:
 def save(manifest: Manifest, scorer: CandidateScorer, folder: Path) -> StoredPolicy:
     """Write a new folder, complete or not at all, and return what `load` finds there.
 
-    Raises Conflict when `folder` exists and is not empty.
+    Raises as `check_target` does.
     """
     check_target(folder)
+    folder = folder.resolve()
     weights = tensors_to_bytes(scorer.state_dict())
     document = {"digest": _digest(dataclasses.asdict(manifest), weights), "manifest": dataclasses.asdict(manifest)}
-    folder.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         (unfinished / WEIGHTS_FILE).write_bytes(weights)
@@ -121,9 +121,19 @@ def save(manifest: Manifest, scorer: CandidateScorer, folder: Path) -> StoredPol
 
 
 def check_target(folder: Path) -> None:
-    """Raise Conflict unless `save` may write to `folder`."""
+    """Make the folder's parents, so that `save` can not fail after a long training.
+
+    Raises Conflict when `folder` exists and is not empty, and InvalidRequest when it cannot be made.
+    """
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise Conflict(f"{folder} is already there; name a folder that does not exist yet")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryDirectory(dir=folder.parent).cleanup()
+    except OSError as error:
+        raise InvalidRequest(
+            f"{folder} cannot be made: {error.strerror} ({error.filename}); name a folder that can be written"
+        ) from None
 
 
 def load(folder: Path) -> StoredPolicy:
@@ -133,7 +143,7 @@ def load(folder: Path) -> StoredPolicy:
         weights = (folder / WEIGHTS_FILE).read_bytes()
     except OSError as error:
         raise CorruptFile(f"{folder} is no policy: {error.strerror} ({error.filename})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CorruptFile(f"{folder / MANIFEST_FILE} is truncated or not JSON") from None
     if not isinstance(document, dict) or not isinstance(document.get("manifest"), dict):
         raise CorruptFile(f"{folder / MANIFEST_FILE} is not the manifest of a policy")
@@ -148,7 +158,7 @@ def load(folder: Path) -> StoredPolicy:
         with torch.device("meta"):
             scorer = manifest.scorer()
         scorer.load_state_dict(tensors_from_bytes(weights), assign=True)
-    except (ValidationError, SafetensorError, RuntimeError, ValueError) as error:
+    except (ValidationError, SafetensorError, RuntimeError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise CorruptFile(f"{folder} does not hold a policy of format {FORMAT}: {reason}") from None
     return StoredPolicy(manifest, scorer.float().eval().requires_grad_(False), digest)

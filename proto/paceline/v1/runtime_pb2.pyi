@@ -308,10 +308,13 @@ class TrialStarted(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    STANDSTILL_SECONDS_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     generation: _builtins.int
     step: _builtins.int
     """Step at which the generation takes over."""
+    standstill_seconds: _builtins.float
+    """s in which no rank trained before this generation was ready."""
     @_builtins.property
     def strategy(self) -> _types_pb2.Strategy: ...
     @_builtins.property
@@ -326,10 +329,11 @@ class TrialStarted(_message.Message):
         step: _builtins.int = ...,
         strategy: _types_pb2.Strategy | None = ...,
         devices: _abc.Iterable[_builtins.int] | None = ...,
+        standstill_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "step", b"step", "strategy", b"strategy", "trial_id", b"trial_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "generation", b"generation", "standstill_seconds", b"standstill_seconds", "step", b"step", "strategy", b"strategy", "trial_id", b"trial_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -92,7 +92,15 @@ def resign(folder: Path, document: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"hidden": [16, 17]}, {"hidden": []}, {"hidden": [10**12]}, {"hidden": "wide"}, {"prior_scale": None}],
+    [
+        {"hidden": [16, 17]},
+        {"hidden": []},
+        {"hidden": [10**12]},
+        {"hidden": [10**30]},
+        {"hidden": [-1]},
+        {"hidden": "wide"},
+        {"prior_scale": None},
+    ],
     ids=str,
 )
 def test_weights_of_another_architecture_are_refused(folder: Path, change: dict[str, object]) -> None:
@@ -111,7 +119,9 @@ def test_unknown_format_is_refused_by_number(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"null", b"[]", b'{"manifest": 1}', b"{}", pickle.dumps({}), b"\xff\xfe"])
+@pytest.mark.parametrize(
+    "content", [b"", b"null", b"[]", b'{"manifest": 1}', b"{}", pickle.dumps({}), b"\xff\xfe", b"[" * 99_999]
+)
 def test_foreign_manifests_are_refused_in_one_line(folder: Path, content: bytes) -> None:
     (folder / MANIFEST_FILE).write_bytes(content)
     with pytest.raises(CorruptFile) as refused:
@@ -135,6 +145,11 @@ def test_existing_folder_is_kept(manifest: Manifest, folder: Path) -> None:
     with pytest.raises(Conflict, match="already there"):
         save(manifest, manifest.scorer(), folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_folder_that_cannot_be_made_is_refused(manifest: Manifest, folder: Path) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be made: Not a directory"):
+        save(manifest, manifest.scorer(), folder / MANIFEST_FILE / "policy")
 
 
 def test_interrupted_save_leaves_nothing(

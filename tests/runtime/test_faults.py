@@ -1,0 +1,207 @@
+"""Scripted faults at exact places: what a killed, frozen or mistaken rank may cost, and what it may not."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from paceline.runtime.domain.domains import KnobValue
+from paceline.runtime.domain.events import Evaluated, TrialEvent, TrialStarted
+from paceline.runtime.domain.trial import TrialSpec
+from paceline.runtime.embedded import EmbeddedRuntime
+from paceline.runtime.errors import Conflict
+from paceline.runtime.server import fleet
+from paceline.runtime.server.trial_runner import Request, TrialRunner
+from paceline.runtime.sync import SYNC_MODES
+from tests.runtime.support import (
+    RunningTrial,
+    assert_every_sample_once,
+    digests,
+    last_snapshot,
+    result_of,
+    run,
+    spec_for,
+)
+
+Inject = Callable[..., None]
+OnEvent = Callable[[Callable[[TrialRunner, TrialEvent], None]], None]
+
+STEPS = 7
+MODES = SYNC_MODES.names()
+PHASES = ("forward", "backward", "optimizer")
+EXACT = [mode for mode in MODES if SYNC_MODES.get(mode).replicas_equal]
+
+
+def settings_of(embedded: EmbeddedRuntime, mode: str) -> dict[str, KnobValue]:
+    """A mode with a sync point after steps 3 and 6, where it has such a thing."""
+    users = embedded.describe_knobs()["sync.period"].requires
+    assert users is not None
+    return {"sync.mode": mode} | ({"sync.period": 3} if mode in users.values else {})
+
+
+def spec_of(embedded: EmbeddedRuntime, mode: str, **fields: object) -> TrialSpec:
+    """Seven steps of plain SGD, with evaluations after steps 4 and 7."""
+    fields = {"workload": "regression/sgd", "evaluations": 2, **fields}
+    return spec_for(embedded, settings_of(embedded, mode), steps=STEPS, **fields)
+
+
+Weights = Callable[[str], list[str]]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(embedded: EmbeddedRuntime) -> Weights:
+    """Digests of the final weights of a mode's trial that nothing happens to."""
+    known: dict[str, list[str]] = {}
+
+    def weights(mode: str) -> list[str]:
+        if mode not in known:
+            known[mode] = digests(last_snapshot(run(embedded, spec_of(embedded, mode))), "model")
+        return known[mode]
+
+    return weights
+
+
+@pytest.fixture(autouse=True)
+def next_trial_works(embedded: EmbeddedRuntime, undisturbed: Weights) -> Iterator[None]:
+    """Whatever a test did to the runtime."""
+    yield
+    events = run(embedded, spec_of(embedded, "allreduce"))
+    assert digests(last_snapshot(events), "model") == undisturbed("allreduce")
+
+
+def workers_started(embedded: EmbeddedRuntime) -> int:
+    return embedded._runtime._fleet._incarnations
+
+
+@pytest.mark.parametrize("position", [0, 5, 12], ids=["first", "middle", "last"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("step", [1, 4, STEPS])
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_rank_changes_no_bit_and_no_sample(
+    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, mode: str, step: int, phase: str, position: int
+) -> None:
+    expected, before = undisturbed(mode), workers_started(embedded)
+    inject(step=step, position=position, phase=phase)
+    events = run(embedded, spec_of(embedded, mode))
+    assert result_of(events).failure is None
+    assert digests(last_snapshot(events), "model") == expected
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    assert workers_started(embedded) == before + 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_recovery_is_another_generation_from_the_last_agreed_step(
+    embedded: EmbeddedRuntime, inject: Inject, mode: str
+) -> None:
+    inject(step=5, phase="optimizer")
+    events = run(embedded, spec_of(embedded, mode))
+    first, second = [event for event in events if isinstance(event, TrialStarted)]
+    assert second.generation > first.generation
+    assert second.step == (4 if mode in EXACT else 3)
+    assert second.strategy == first.strategy
+    assert result_of(events).generations == 2
+    assert (result_of(events).steps, result_of(events).samples) == (STEPS, STEPS * 13)
+    assert [point.samples for point in result_of(events).heldout_curve] == [0, 4 * 13, STEPS * 13]
+
+
+def test_recovery_goes_on_across_the_end_of_an_epoch(embedded: EmbeddedRuntime, inject: Inject) -> None:
+    expected = run(embedded, spec_for(embedded, {}, steps=20, workload="regression/sgd"))
+    inject(step=7, position=5, phase="backward")
+    events = run(embedded, spec_for(embedded, {}, steps=20, workload="regression/sgd"))
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=20)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("mode", MODES)
+def test_lost_worker_ends_the_trial_where_that_is_asked_for(
+    embedded: EmbeddedRuntime, inject: Inject, mode: str, step: int, phase: str
+) -> None:
+    inject(step=step, position=5, phase=phase)
+    result = result_of(run(embedded, spec_of(embedded, mode, on_worker_lost="fail")))
+    assert result.failure == "worker_lost"
+    assert "lost" in result.message
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_two_ranks_killed_at_once(
+    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, mode: str, phase: str
+) -> None:
+    expected, before = undisturbed(mode), workers_started(embedded)
+    inject(step=5, position=5, phase=phase, action="SIGKILL two")
+    events = run(embedded, spec_of(embedded, mode))
+    assert digests(last_snapshot(events), "model") == expected
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    assert workers_started(embedded) == before + 2
+
+
+@pytest.mark.parametrize(("every", "restored"), [(4, 4), (STEPS, 0)], ids=["snapshot", "seed"])
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_all_ranks_killed_falls_back_to_the_newest_snapshot_or_the_seed(
+    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, mode: str, phase: str, every: int, restored: int
+) -> None:
+    expected, before = undisturbed(mode), workers_started(embedded)
+    inject(step=6, phase=phase, action="SIGKILL all")
+    # With a snapshot every 4 steps the last is of step 4; the final weights are read from a snapshot that is asked for.
+    with_end = spec_of(embedded, mode, snapshot_every=every)
+    events = run(embedded, with_end)
+    starts = [event.step for event in events if isinstance(event, TrialStarted)]
+    assert starts == [0, restored]
+    assert workers_started(embedded) == before + 4
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    if restored == 0:
+        assert digests(last_snapshot(events), "model") == expected
+
+
+@pytest.mark.parametrize("phase", ["forward", "optimizer"])
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_rank_is_killed_and_replaced(
+    embedded: EmbeddedRuntime,
+    undisturbed: Weights,
+    inject: Inject,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    phase: str,
+) -> None:
+    monkeypatch.setattr(fleet, "SILENCE_SECONDS", 2.0)
+    monkeypatch.setattr(fleet, "WATCH_SECONDS", 0.2)
+    expected, before = undisturbed(mode), workers_started(embedded)
+    inject(step=5, position=5, phase=phase, action="SIGSTOP")
+    events = run(embedded, spec_of(embedded, mode))
+    assert digests(last_snapshot(events), "model") == expected
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    assert workers_started(embedded) > before
+
+
+@pytest.mark.parametrize(
+    ("action", "failure", "message"),
+    [
+        ("ValueError", "error", "ValueError: a mistake in the user's loss"),
+        ("MemoryError", "oom", "MemoryError: no memory for the test"),
+    ],
+)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("step", [1, 5])
+@pytest.mark.parametrize("mode", MODES)
+def test_mistake_in_the_workload_ends_the_trial_with_its_label(
+    embedded: EmbeddedRuntime, inject: Inject, mode: str, step: int, phase: str, action: str, failure: str, message: str
+) -> None:
+    before = workers_started(embedded)
+    inject(step=step, position=5, phase=phase, action=action)
+    result = result_of(run(embedded, spec_of(embedded, mode)))
+    assert result.failure == failure
+    assert result.message.endswith(message)
+    assert "\n" not in result.message
+    assert workers_started(embedded) == before
+
+
+@pytest.mark.parametrize("step", [2, STEPS])
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_that_is_no_number_ends_the_trial_as_diverged(
+    embedded: EmbeddedRuntime, inject: Inject, mode: str, step: int
+) -> None:
+    inject(step=step, position=5, phase="nan", action="")
+    result = result_of(run(embedded, spec_of(embedded, mode)))
+    assert (result.failure, result.message) == ("diverged", f"the training loss is nan at step {step}")
