@@ -62,7 +62,7 @@ def error_from_rpc(error: grpc.RpcError, address: str) -> PacelineError:
     """The error that a failed call to `address` stands for."""
     code, details = error.code(), error.details() or ""
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-        return Unreachable(f"no Paceline server answers at {address}: {details}; start one with `paceline runtime`")
+        return Unreachable(f"no Paceline server answers at {address}: {details}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unreachable(f"the server at {address} does not offer this service: {details}")
     for error_type, status in _STATUS:

@@ -87,7 +87,6 @@ class Session:
         self.steps_done = 0
         self.cursor = 0
         self._stream = SampleStream(data.train_samples, seed)
-        self._seed = seed
         self._mode: SyncMode | None = None
         self._membership: Membership | None = None
         self._agreed: ReplicaState | None = None
@@ -145,7 +144,8 @@ class Session:
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
         self._mode, self._restored = mode, None
-        self._mark_agreed()
+        if not mode.replicas_equal:
+            self._agreed = self.capture().clone()
 
     def suspend(self) -> None:
         """Leave the generation and release its process group, keeping everything that `join` goes on from."""
@@ -194,7 +194,7 @@ class Session:
         averager.commit_step()
         self.steps_done += 1
         self.cursor += sum(membership.shares)
-        self._mark_agreed()
+        self._mark_sync_point()
         self._last_end = time.perf_counter()
         seconds = self._last_end - began
         meter = averager.meter
@@ -223,14 +223,15 @@ class Session:
         self.mode.averager.begin_step(measure_norms=False)
         self.mode.settle()
         self.mode.averager.commit_step()
-        self._mark_agreed()
+        self._mark_sync_point()
 
     def pause(self) -> None:
         """Standing at a barrier: the time until the next step does not count as training."""
         self._last_end = None
 
-    def _mark_agreed(self) -> None:
-        # A mode whose replicas are always equal can go on from the live state; the others return to a sync point.
+    def _mark_sync_point(self) -> None:
+        # A mode whose replicas are always equal can go on from the live state; the others return to a sync point, or
+        # to the barrier at which they entered the generation.
         if not self.mode.replicas_equal and self.mode.at_sync_point:
             self._agreed = self.capture().clone()
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from experiments.resumable import Results, table
 from scipy.stats import t as student_t
 
+from experiments.resumable import Results, table
 from paceline.runtime.knobs import knob_space
 from paceline.tuner.policy.decide import PlannerPolicy
 from paceline.tuner.policy.evaluate import Sessions, run_sessions

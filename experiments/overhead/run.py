@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from experiments.resumable import Results, spread, table
 from torch.nn.parallel import DistributedDataParallel
 
+from experiments.resumable import Results, spread, table
 from paceline.runtime import workloads
 from paceline.runtime.api import run_to_result
 from paceline.runtime.domain.trial import Budget, TrialSpec

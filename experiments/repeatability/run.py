@@ -11,7 +11,6 @@ import statistics
 from pathlib import Path
 
 from experiments.resumable import Results, table
-
 from paceline.runtime.api import run_to_result
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.trial import Budget, TrialSpec

@@ -7,7 +7,6 @@ import statistics
 from pathlib import Path
 
 from experiments.resumable import spread, table
-
 from paceline.runtime.api import run_to_result
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import StepDone, TrialStarted

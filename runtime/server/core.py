@@ -25,7 +25,7 @@ from paceline.runtime.knobs import knob_space
 from paceline.runtime.server.fleet import Fleet, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.results import trial_result
-from paceline.runtime.server.trial_runner import Request, TrialEnded, TrialRunner
+from paceline.runtime.server.trial_runner import Record, Request, TrialEnded, TrialRunner
 from paceline.runtime.snapshot.store import SnapshotStore
 
 MAX_QUEUED_TRIALS = 64
@@ -66,6 +66,7 @@ class Entry:
     trial_id: str
     request_id: str
     spec: TrialSpec
+    start: Snapshot | None
     state: str = "queued"
     log: EventLog = field(default_factory=EventLog)
     runner: TrialRunner | None = None
@@ -113,6 +114,9 @@ class Runtime:
             self._runs.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._runs
+        for entry in self._entries.values():
+            if not entry.ended:
+                self._end(entry, "cancelled", "the runtime was closed")
         await self._fleet.close()
         if self._temporary is not None:
             self._temporary.cleanup()
@@ -165,19 +169,20 @@ class Runtime:
         """Accept a trial, or return the one that this request made before. Raises before anything starts."""
         if known := self._by_request.get(request_id):
             return self._entries[known]
-        await asyncio.to_thread(self._check, spec)
+        start = await asyncio.to_thread(self._check, spec)
         # While the check ran, the same request may have come in once more.
         if known := self._by_request.get(request_id):
             return self._entries[known]
         if self._queue.qsize() >= MAX_QUEUED_TRIALS:
             raise Busy(f"{MAX_QUEUED_TRIALS} trials are queued already; try again when one has ended")
-        entry = Entry(trial_id=uuid.uuid4().hex[:12], request_id=request_id, spec=spec)
+        entry = Entry(trial_id=uuid.uuid4().hex[:12], request_id=request_id, spec=spec, start=start)
         self._entries[entry.trial_id] = entry
         self._by_request[request_id] = entry.trial_id
         self._queue.put_nowait(entry)
         return entry
 
-    def _check(self, spec: TrialSpec) -> None:
+    def _check(self, spec: TrialSpec) -> Snapshot | None:
+        """Refuse what cannot run; the snapshot it starts from."""
         workload = workloads.create(spec.workload)
         if spec.world_size > self.cluster.size:
             raise InvalidRequest(
@@ -185,12 +190,14 @@ class Runtime:
                 f"use at most {self.cluster.size}"
             )
         self._check_strategy(spec, spec.strategy, workload.global_batch)
-        if spec.start_snapshot:
-            snapshot = self.store.load(spec.start_snapshot)
-            if snapshot.workload != spec.workload:
-                raise InvalidRequest(
-                    f"snapshot {spec.start_snapshot} is of workload {snapshot.workload}, not of {spec.workload}"
-                )
+        if not spec.start_snapshot:
+            return None
+        snapshot = self.store.load(spec.start_snapshot)
+        if snapshot.workload != spec.workload:
+            raise InvalidRequest(
+                f"snapshot {spec.start_snapshot} is of workload {snapshot.workload}, not of {spec.workload}"
+            )
+        return snapshot
 
     def _check_strategy(self, spec: TrialSpec, strategy: Strategy, global_batch: int) -> None:
         world_size = spec.world_size or self.cluster.size
@@ -275,7 +282,6 @@ class Runtime:
         spec = entry.spec
         key = (spec.workload, spec.seed, spec.start_snapshot)
         assert self._generations is not None
-        start = await asyncio.to_thread(self.store.load, spec.start_snapshot) if spec.start_snapshot else None
         runner = entry.runner = TrialRunner(
             entry.trial_id,
             spec,
@@ -283,7 +289,7 @@ class Runtime:
             cluster=self.cluster,
             global_batch=workloads.create(spec.workload).global_batch,
             store=self.store,
-            start=start,
+            start=entry.start,
             start_loss=self._start_losses.get(key),
             emit=entry.log.append,
         )
@@ -303,12 +309,15 @@ class Runtime:
             failure, message = "error", f"{type(error).__name__}: {error}"
         if runner.record.curve:
             self._start_losses.setdefault(key, runner.record.curve[0].loss)
+        self._end(entry, failure, message)
+
+    def _end(self, entry: Entry, failure: str | None, message: str) -> None:
         entry.result = trial_result(
-            spec,
-            runner.record,
-            strategy=runner.strategy,
+            entry.spec,
+            entry.runner.record if entry.runner else Record(),
+            strategy=entry.runner.strategy if entry.runner else entry.spec.strategy,
             cluster=self.cluster,
-            reference=self._reference(spec),
+            reference=self._reference(entry.spec),
             peak_memory_bytes=self._fleet.resident_bytes,
             failure=failure,
             message=message,
@@ -324,7 +333,11 @@ class Runtime:
             if entry.state == "finished"
             and entry.result is not None
             and entry.result.strategy == self.space.default
-            and (entry.spec.workload, entry.spec.seed, entry.spec.start_snapshot)
-            == (spec.workload, spec.seed, spec.start_snapshot)
+            and _start(entry.spec) == _start(spec)
         ]
         return same[-1] if same else None
+
+
+def _start(spec: TrialSpec) -> tuple[object, ...]:
+    """What two trials must share for their held-out curves to be comparable."""
+    return spec.workload, spec.seed, spec.start_snapshot, spec.world_size

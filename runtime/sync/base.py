@@ -122,8 +122,10 @@ def average_in_place(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
         else:
             work = dist.broadcast(flat, group_src=0, group=group, async_op=True)
         works.append((work, same, flat))
-    for work, same, flat in works:
+    # Nothing is changed before all is there: a peer may die in between.
+    for work, _, _ in works:
         work.wait()
+    for _, same, flat in works:
         for tensor, mean in zip(same, flat.split([tensor.numel() for tensor in same]), strict=True):
             tensor.copy_(mean.view_as(tensor))
 

@@ -8,12 +8,12 @@ from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import Evaluated, TrialEvent, TrialStarted
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
-from paceline.runtime.errors import Conflict
-from paceline.runtime.server import fleet
+from paceline.runtime.server import fleet, generations
+from paceline.runtime.server.fleet import Worker
+from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.trial_runner import Request, TrialRunner
 from paceline.runtime.sync import SYNC_MODES
 from tests.runtime.support import (
-    RunningTrial,
     assert_every_sample_once,
     digests,
     last_snapshot,
@@ -92,7 +92,7 @@ def test_killed_rank_changes_no_bit_and_no_sample(
 def test_recovery_is_another_generation_from_the_last_agreed_step(
     embedded: EmbeddedRuntime, inject: Inject, mode: str
 ) -> None:
-    inject(step=5, phase="optimizer")
+    inject(step=5, phase="forward")
     events = run(embedded, spec_of(embedded, mode))
     first, second = [event for event in events if isinstance(event, TrialStarted)]
     assert second.generation > first.generation
@@ -136,23 +136,39 @@ def test_two_ranks_killed_at_once(
     assert workers_started(embedded) == before + 2
 
 
-@pytest.mark.parametrize(("every", "restored"), [(4, 4), (STEPS, 0)], ids=["snapshot", "seed"])
+@pytest.mark.parametrize(("every", "restored"), [(4, 4), (8, 0)], ids=["snapshot", "seed"])
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_ranks_killed_falls_back_to_the_newest_snapshot_or_the_seed(
-    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, mode: str, phase: str, every: int, restored: int
+    embedded: EmbeddedRuntime, inject: Inject, mode: str, phase: str, every: int, restored: int
 ) -> None:
-    expected, before = undisturbed(mode), workers_started(embedded)
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=8, workload="regression/sgd", snapshot_every=every)
+    expected, before = run(embedded, spec), workers_started(embedded)
     inject(step=6, phase=phase, action="SIGKILL all")
-    # With a snapshot every 4 steps the last is of step 4; the final weights are read from a snapshot that is asked for.
-    with_end = spec_of(embedded, mode, snapshot_every=every)
-    events = run(embedded, with_end)
-    starts = [event.step for event in events if isinstance(event, TrialStarted)]
-    assert starts == [0, restored]
+    events = run(embedded, spec)
+    assert [event.step for event in events if isinstance(event, TrialStarted)] == [0, restored]
     assert workers_started(embedded) == before + 4
-    assert_every_sample_once(events, global_batch=13, steps=STEPS)
-    if restored == 0:
-        assert digests(last_snapshot(events), "model") == expected
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rank_killed_right_after_a_snapshot_was_restored(
+    embedded: EmbeddedRuntime, inject: Inject, on_event: OnEvent, mode: str
+) -> None:
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=8, workload="regression/sgd", snapshot_every=4)
+    expected = run(embedded, spec)
+
+    def kill_again(runner: TrialRunner, event: TrialEvent) -> None:
+        if isinstance(event, TrialStarted) and event.step == 4 and runner.record.generations == 2:
+            inject(step=5, position=5, phase="optimizer")
+
+    on_event(kill_again)
+    inject(step=6, phase="forward", action="SIGKILL all")
+    events = run(embedded, spec)
+    assert result_of(events).generations == 3
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=8)
 
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
@@ -186,8 +202,17 @@ def test_frozen_rank_is_killed_and_replaced(
 @pytest.mark.parametrize("step", [1, 5])
 @pytest.mark.parametrize("mode", MODES)
 def test_mistake_in_the_workload_ends_the_trial_with_its_label(
-    embedded: EmbeddedRuntime, inject: Inject, mode: str, step: int, phase: str, action: str, failure: str, message: str
+    embedded: EmbeddedRuntime,
+    inject: Inject,
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+    step: int,
+    phase: str,
+    action: str,
+    failure: str,
+    message: str,
 ) -> None:
+    monkeypatch.setattr(generations, "LOSS_SECONDS", 0.1)
     before = workers_started(embedded)
     inject(step=step, position=5, phase=phase, action=action)
     result = result_of(run(embedded, spec_of(embedded, mode)))
@@ -205,3 +230,76 @@ def test_loss_that_is_no_number_ends_the_trial_as_diverged(
     inject(step=step, position=5, phase="nan", action="")
     result = result_of(run(embedded, spec_of(embedded, mode)))
     assert (result.failure, result.message) == ("diverged", f"the training loss is nan at step {step}")
+
+
+LOCAL: dict[str, KnobValue] = {"sync.mode": "local_sgd", "sync.period": 3}
+SWITCHES: list[tuple[dict[str, KnobValue], dict[str, KnobValue]]] = [
+    ({}, {"sync.bucket_mb": 1.0}),
+    ({}, {"mapping.order": "3,1,0,2"}),
+    ({}, LOCAL),
+    (LOCAL, {**LOCAL, "sync.period": 2}),
+    (LOCAL, {}),
+    (LOCAL, {**LOCAL, "mapping.order": "3,1,0,2"}),
+]
+
+
+class Switching:
+    """A trial of seven steps that is asked, exactly after a given step, to switch."""
+
+    def __init__(self, embedded: EmbeddedRuntime, on_event: OnEvent, **fields: object) -> None:
+        self.embedded = embedded
+        self.fields = {"workload": "regression/sgd", "evaluations": STEPS, **fields}
+        self.after = 0
+        self.settings: dict[str, KnobValue] = {}
+        self.request: Request | None = None
+        on_event(self._ask)
+
+    def _ask(self, runner: TrialRunner, event: TrialEvent) -> None:
+        if isinstance(event, Evaluated) and event.step == self.after and self.request is None:
+            strategy = self.embedded.describe_knobs().strategy(self.settings)
+            self.request = Request(strategy=strategy, done=self.embedded._loop.create_future())
+            runner.requests.put_nowait(self.request)
+
+    def run(self, before: dict[str, KnobValue], settings: dict[str, KnobValue], *, after: int) -> list[TrialEvent]:
+        """Start with the settings `before`, and ask for the others after a step."""
+        self.after, self.settings, self.request = after, settings, None
+        return run(self.embedded, spec_for(self.embedded, before, steps=STEPS, **self.fields))
+
+    @property
+    def answer(self) -> object:
+        """Generation, or what the client would be told."""
+        assert self.request is not None
+        assert self.request.done.done(), "the client would still wait"
+        return self.request.done.exception() or self.request.done.result()
+
+
+@pytest.mark.parametrize("after", [3, 4])
+@pytest.mark.parametrize(("before", "settings"), SWITCHES)
+def test_rank_killed_while_a_live_switch_is_established(
+    embedded: EmbeddedRuntime,
+    on_event: OnEvent,
+    monkeypatch: pytest.MonkeyPatch,
+    before: dict[str, KnobValue],
+    settings: dict[str, KnobValue],
+    after: int,
+) -> None:
+    switching, killed = Switching(embedded, on_event), []
+    plan = Generations.plan
+
+    def plan_and_kill(self: Generations, workers: tuple[Worker, ...]) -> object:
+        if switching.request is not None and not killed:
+            killed.append(workers[1])
+            self.fleet.fence(workers[1])
+        return plan(self, workers)
+
+    monkeypatch.setattr(Generations, "plan", plan_and_kill)
+    events = switching.run(before, settings, after=after)
+    assert killed
+    assert result_of(events).failure is None
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    first, *others = [event for event in events if isinstance(event, TrialStarted)]
+    new = [event for event in others if event.strategy != first.strategy]
+    assert switching.answer in [event.generation for event in new]
+    # The switch took place at the last state that all ranks agreed on, with no trace of what the dead rank had done since.
+    expected = switching.run(before, settings, after=min(event.step for event in new))
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")

@@ -9,6 +9,7 @@ import torch
 from paceline.runtime import workloads
 from paceline.runtime.compress import CODECS
 from paceline.runtime.domain.domains import KnobValue
+from paceline.runtime.domain.events import SnapshotTaken
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
 from paceline.runtime.knobs import config_from
@@ -85,8 +86,7 @@ def test_restored_job_equals_the_uninterrupted_one_bit_for_bit(
     settings: dict[str, KnobValue] = {"sync.mode": mode, "compress.codec": codec}
     whole = list(embedded.run_trial(spec_for(embedded, settings, steps=20, workload="regression/dropout")))
     half = spec_for(embedded, settings, steps=20, workload="regression/dropout", snapshot_every=10)
-    first = [event for event in embedded.run_trial(half)]
-    middle = [event.snapshot for event in first if hasattr(event, "snapshot")][0]
+    middle = next(event.snapshot for event in embedded.run_trial(half) if isinstance(event, SnapshotTaken))
     assert middle.step == 10
     rest = spec_for(embedded, settings, steps=10, workload="regression/dropout", start_snapshot=middle.snapshot_id)
     second = list(embedded.run_trial(rest))

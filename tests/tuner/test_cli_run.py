@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.tuner.conftest import started
 
 from paceline.runtime.client import RuntimeClient
 from paceline.tuner.tracking.store import open_store
+from tests.tuner.conftest import started
 
 PACELINE = str(Path(sys.executable).with_name("paceline"))
 RUN = [PACELINE, "run", "digits-cnn", "--json", "--cluster", "local:2"]

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.tuner.policy.simulated import CANDIDATES, Session, simulated_session
 
 from paceline.env.observation import CONTEXT_FEATURES, candidate_features
 from paceline.runtime.knobs import knob_space
 from paceline.tuner.policy.evaluate import LearningCurve
 from paceline.tuner.policy.network import CandidateScorer
 from paceline.tuner.policy.store import FORMAT, Manifest, StoredPolicy, save
+from tests.tuner.policy.simulated import CANDIDATES, Session, simulated_session
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.tuner.conftest import CommandLine, started
-from tests.tuner.policy.simulated import Session
 
 from paceline.runtime import workloads
 from paceline.runtime.knobs import knob_space
@@ -21,6 +19,8 @@ from paceline.tuner.policy.decide import recommend
 from paceline.tuner.policy.service import serving
 from paceline.tuner.policy.store import StoredPolicy
 from paceline.tuner.train import TrainConfig
+from tests.tuner.conftest import CommandLine, started
+from tests.tuner.policy.simulated import Session
 
 
 def test_recommend_prints_what_the_policy_answers(

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.tuner.policy.simulated import CANDIDATES, Session, simulated_session
 
 from paceline.env.observation import mask
 from paceline.runtime.domain.strategy import Strategy
@@ -23,6 +22,7 @@ from paceline.tuner.policy.decide import (
     settle,
 )
 from paceline.tuner.policy.store import StoredPolicy
+from tests.tuner.policy.simulated import CANDIDATES, Session, simulated_session
 
 DEFAULT = Strategy.of({"sync.mode": "allreduce"})
 ask = functools.partial(recommend, PlannerPolicy(), candidates=CANDIDATES)

@@ -5,7 +5,6 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.tuner.policy.simulated import Session
 from torch import Tensor
 
 from paceline.env.observation import CONTEXT_FEATURES, candidate_features, encode, observation_space
@@ -13,6 +12,7 @@ from paceline.runtime.knobs import knob_space
 from paceline.tuner.policy.decide import PlannerPolicy, candidate_scores, choose_highest
 from paceline.tuner.policy.network import CandidatePolicy, CandidateScorer, acquisition, rows_of
 from paceline.tuner.policy.store import Manifest
+from tests.tuner.policy.simulated import Session
 
 FEATURES = len(candidate_features(knob_space()))
 CONTEXT = len(CONTEXT_FEATURES)

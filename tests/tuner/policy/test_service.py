@@ -19,7 +19,6 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save as tensors_to_bytes
-from tests.tuner.policy.simulated import CANDIDATES, Session
 
 from paceline.proto.paceline.v1 import policy_pb2, policy_pb2_grpc, types_pb2
 from paceline.runtime.convert import knob_value_to_message, to_message
@@ -30,6 +29,7 @@ from paceline.tuner.policy.client import PolicyClient
 from paceline.tuner.policy.decide import recommend
 from paceline.tuner.policy.service import PolicyService, serve, serving
 from paceline.tuner.policy.store import StoredPolicy, load
+from tests.tuner.policy.simulated import CANDIDATES, Session
 
 DEADLINE = 20.0
 """Of every call here, s: long enough for a busy machine, short enough to end a test that hangs."""

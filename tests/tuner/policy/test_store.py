@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tuner.policy.simulated import Session
 
 from paceline.runtime.errors import Conflict, CorruptFile, InvalidRequest
 from paceline.runtime.knobs import knob_space
@@ -18,6 +17,7 @@ from paceline.tuner.policy import store
 from paceline.tuner.policy.decide import candidate_scores
 from paceline.tuner.policy.network import CandidateScorer
 from paceline.tuner.policy.store import MANIFEST_FILE, WEIGHTS_FILE, Manifest, StoredPolicy, load, save
+from tests.tuner.policy.simulated import Session
 
 FILES = (MANIFEST_FILE, WEIGHTS_FILE)
 
@@ -148,7 +148,7 @@ def test_existing_folder_is_kept(manifest: Manifest, folder: Path) -> None:
 
 
 def test_folder_that_cannot_be_made_is_refused(manifest: Manifest, folder: Path) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be made: Not a directory"):
+    with pytest.raises(InvalidRequest, match="cannot be made"):
         save(manifest, manifest.scorer(), folder / MANIFEST_FILE / "policy")
 
 

@@ -8,6 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
+from paceline.runtime.domain.events import TrialFailed, TrialFinished, TrialStarted
+from paceline.runtime.errors import PacelineError
+from paceline.tuner.tracking import run as run_module
+from paceline.tuner.tracking.run import FLUSH_METRICS
+from paceline.tuner.tracking.session import TrialRun
+from paceline.tuner.tracking.store import TrackingStore, every
 from tests.tuner.tracking.samples import (
     SNAPSHOT,
     SPEC,
@@ -18,13 +25,6 @@ from tests.tuner.tracking.samples import (
     snapshot_taken,
     step_done,
 )
-
-from paceline.runtime.domain.events import TrialFailed, TrialFinished, TrialStarted
-from paceline.runtime.errors import PacelineError
-from paceline.tuner.tracking import run as run_module
-from paceline.tuner.tracking.run import FLUSH_METRICS
-from paceline.tuner.tracking.session import TrialRun
-from paceline.tuner.tracking.store import TrackingStore, every
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
@@ -89,7 +89,11 @@ def test_a_trial_shows_its_knobs_steps_snapshot_and_result(tracking: TrackingSto
     result = make_result()
     with open_session(tracking) as session:
         trial = session.start_trial(SPEC, name="local_sgd")
-        trial.log_event(TrialStarted(trial_id="trial-1", generation=1, step=0, strategy=STRATEGY, devices=(0,), standstill_seconds=0.1))
+        trial.log_event(
+            TrialStarted(
+                trial_id="trial-1", generation=1, step=0, strategy=STRATEGY, devices=(0,), standstill_seconds=0.1
+            )
+        )
         trial.log_event(step_done(1, loss=5.0))
         trial.log_event(step_done(2, loss=4.0, noise_scale=64.0))
         trial.log_event(evaluated(2, loss=4.5))

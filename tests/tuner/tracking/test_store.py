@@ -9,11 +9,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.tuner.tracking.samples import SPEC, open_session
 
 from paceline.runtime.errors import Conflict, CorruptFile, InvalidRequest, PacelineError
 from paceline.tuner.tracking.owner import HOST, PID, STARTED, owner_tags
 from paceline.tuner.tracking.store import TrackingStore, default_tracking_uri, every, open_store
+from tests.tuner.tracking.samples import SPEC, open_session
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 

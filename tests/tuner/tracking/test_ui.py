@@ -11,11 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from tests.tuner.tracking.samples import SPEC, make_result, open_session
 
 from paceline.runtime.errors import Conflict, InvalidRequest
 from paceline.tuner.tracking.store import TrackingStore
 from paceline.tuner.tracking.ui import serve_ui
+from tests.tuner.tracking.samples import SPEC, make_result, open_session
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
 
