@@ -144,8 +144,7 @@ class Session:
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
         self._mode, self._restored = mode, None
-        if not mode.replicas_equal:
-            self._agreed = self.capture().clone()
+        self._mark_agreed()
 
     def suspend(self) -> None:
         """Leave the generation and release its process group, keeping everything that `join` goes on from."""
@@ -230,22 +229,25 @@ class Session:
         self._last_end = None
 
     def _mark_sync_point(self) -> None:
-        # A mode whose replicas are always equal can go on from the live state; the others return to a sync point, or
-        # to the barrier at which they entered the generation.
+        # A mode whose replicas are always equal can go on from the live state; the others return to a sync point, as
+        # between two of them a lost rank takes with it what it alone had learnt.
         if not self.mode.replicas_equal and self.mode.at_sync_point:
             self._agreed = self.capture().clone()
 
-    def roll_back(self) -> None:
-        """Return to the last state that all ranks agreed on, after a step failed, and leave the generation."""
-        if self._mode is None:
-            return
-        if self._mode.replicas_equal:
+    def roll_back(self) -> bool:
+        """Return to the last state that all ranks agreed on, after a step failed, and leave the generation.
+
+        False if there is none: the replica was restored between two sync points, and none has come since.
+        """
+        if self._mode is not None:
             self.optimizer.zero_grad()
             self.suspend()
-            return
-        self._leave()
-        assert self._agreed is not None
+        if self._restored is None or self._restored.numbers["replicas_equal"]:
+            return True
+        if self._agreed is None:
+            return False
         self.restore(self._agreed)
+        return True
 
     def capture(self) -> ReplicaState:
         """This rank's state, sharing memory with the live tensors."""

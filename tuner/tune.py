@@ -242,7 +242,7 @@ class _Running:
             reference=reference,
             trials=trials,
             confirmation=self._confirm(best) if best != self._space.default else None,
-            mlflow_run_id=self._session and self._session.run_id,
+            mlflow_run_id=self._session.run_id if self._session else None,
         )
 
     def _try(self, ask: Ask, reference: LiveTrial) -> tuple[LiveTrial, ...]:

@@ -55,18 +55,17 @@ def _confirmation_as_json(confirmation: Confirmation) -> dict[str, Any]:
 
 def trials_as_table(session: TuningResult, default: Strategy) -> Table:
     """The reference trial and those that followed, one per row."""
-    table = Table("", "what it changes", "examples/s", "goodput", "vs default", "held-out loss", "sent per step")
-    reference = session.reference.result
+    table = Table("", "what it changes", "examples/s", "goodput", "gain", "loss")
     for number, trial in enumerate((session.reference, *session.trials)):
         result = trial.result
-        gain = log_gain(result, reference)
-        outcome = (
-            (f"{result.examples_per_second:.0f}", f"{result.goodput:.0f}", f"{math.exp(gain):.2f}x")
-            if gain is not None
-            else ("-", "-", result.failure or "invalid")
-        )
+        changes = result.strategy.describe(default).replace(" ", "\n")
+        gain = log_gain(result, session.reference.result)
+        if gain is None:
+            table.add_row(str(number), changes, "-", "-", result.failure or "invalid", "-")
+            continue
         loss = "-" if result.heldout_loss is None else f"{result.heldout_loss:.3f}"
-        table.add_row(str(number), result.strategy.describe(default), *outcome, loss, _sent_per_step([result]))
+        rates = f"{result.examples_per_second:.0f}", f"{result.goodput:.0f}"
+        table.add_row(str(number), changes, *rates, f"{math.exp(gain):.2f}x", loss)
     return table
 
 
@@ -82,7 +81,7 @@ def pairs_as_table(confirmation: Confirmation, *, title: str) -> Table:
             f"held-out loss after {seconds:.1f} s": [_loss_at(side, seconds) for side in sides]
             for seconds in _marks([*sides[0], *sides[1]])
         },
-        "sent on the wire per step": [_sent_per_step(side) for side in sides],
+        "bytes sent per step": [_sent_per_step(side) for side in sides],
     }
     for label, cells in rows.items():
         table.add_row(label, *cells)
@@ -112,7 +111,7 @@ def print_session(session: TuningResult, default: Strategy, console: Console) ->
 def describe_gain(gain: Gain | None) -> str:
     """The ratio and its interval."""
     if gain is None:
-        return "a run failed"
+        return "unknown, as a run failed"
     low, high = gain.interval
     return f"{gain.ratio:.2f}x [{low:.2f}, {high:.2f}]"
 
@@ -135,7 +134,11 @@ def _marks(results: Sequence[TrialResult]) -> list[float]:
 def _loss_at(results: Sequence[TrialResult], seconds: float) -> str:
     """Mean over the trials of the held-out loss at that time, interpolated between evaluations."""
     losses = [
-        np.interp(seconds, *zip(*((point.seconds, point.loss) for point in result.heldout_curve), strict=True))
+        np.interp(
+            [seconds],
+            [point.seconds for point in result.heldout_curve],
+            [point.loss for point in result.heldout_curve],
+        )
         for result in results
     ]
     return f"{np.mean(losses):.3f}"

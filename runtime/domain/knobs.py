@@ -70,7 +70,10 @@ class KnobSpace:
         return Strategy.of({knob.name: knob.default for knob in self.knobs})
 
     def parse(self, settings: list[str]) -> dict[str, KnobValue]:
-        """Read `KNOB=VALUE` texts. Raises UnknownName or IllegalStrategy."""
+        """Read `KNOB=VALUE` texts. Raises UnknownName or IllegalStrategy.
+
+        A knob that is set by name must be in use, even at its default: whoever names it expects an effect.
+        """
         values: dict[str, KnobValue] = {}
         for setting in settings:
             name, separator, text = setting.partition("=")
@@ -81,6 +84,8 @@ class KnobSpace:
                 values[name] = knob.domain.parse(text)
             except ValueRefused as refused:
                 raise IllegalStrategy(f"{name}={text}: {refused}") from None
+        for name in values:
+            self._check_in_use(self[name], {**self.default, **values})
         return values
 
     def strategy(self, settings: Mapping[str, KnobValue], *, world_size: int | None = None) -> Strategy:
@@ -97,7 +102,8 @@ class KnobSpace:
             except ValueRefused as refused:
                 raise IllegalStrategy(f"{name}={value}: {refused}") from None
         for knob in self.knobs:
-            self._check_in_use(knob, values)
+            if values[knob.name] != knob.default:
+                self._check_in_use(knob, values)
         return Strategy.of(values)
 
     def is_legal(self, settings: Mapping[str, KnobValue], *, world_size: int | None = None) -> bool:
@@ -113,7 +119,7 @@ class KnobSpace:
         return knob.requires is None or values[knob.requires.knob] in knob.requires.values
 
     def _check_in_use(self, knob: Knob, values: Mapping[str, KnobValue]) -> None:
-        if values[knob.name] != knob.default and not self.in_use(knob, values):
+        if not self.in_use(knob, values):
             assert knob.requires is not None
             selector, users = knob.requires.knob, knob.requires.values
             raise IllegalStrategy(

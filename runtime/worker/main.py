@@ -99,7 +99,7 @@ class Executor:
                 link.answer(command, measured=measured)
             case "abort":
                 if self._session is not None:
-                    self._session.roll_back()
+                    self._state_complete = self._session.roll_back() and self._state_complete
                 self._groups.leave()
                 link.answer(command, stopped=self._stopped())
 

@@ -138,6 +138,7 @@ def test_settings_are_read_from_text() -> None:
         [
             "sync.mode=local_sgd",
             "sync.period=4",
+            "compress.codec=topk",
             "compress.ratio=1e-2",
             "compress.error_feedback=off",
             "mapping.order=1,0",
@@ -145,6 +146,7 @@ def test_settings_are_read_from_text() -> None:
     ) == {
         "sync.mode": "local_sgd",
         "sync.period": 4,
+        "compress.codec": "topk",
         "compress.ratio": 0.01,
         "compress.error_feedback": False,
         "mapping.order": "1,0",
@@ -155,6 +157,7 @@ def test_settings_are_read_from_text() -> None:
     ("setting", "message"),
     [
         ("sync.mode", "must be written KNOB=VALUE"),
+        ("sync.period=8", r"^sync\.period=8 has no effect with sync\.mode=allreduce; set sync\.mode=local_sgd"),
         ("sync.period=soon", r"^sync\.period=soon: must be a whole number from 1 to 64$"),
         ("sync.mdoe=allreduce", r"did you mean 'sync\.mode'\?"),
         ("compress.error_feedback=maybe", "must be true or false"),

@@ -21,10 +21,11 @@ FAULT_VARIABLE = "PACELINE_TEST_FAULT"
 
 
 def _fault(indices: Tensor) -> dict[str, Any] | None:
-    path = Path(os.environ.get(FAULT_VARIABLE, ""))
-    if not path.is_file():
+    path = Path(os.environ.get(FAULT_VARIABLE, "."))
+    try:
+        fault: dict[str, Any] = json.loads(path.read_text())
+    except (FileNotFoundError, IsADirectoryError):
         return None
-    fault: dict[str, Any] = json.loads(path.read_text())
     if fault["sample"] not in indices.tolist():
         return None
     path.unlink()

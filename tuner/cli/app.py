@@ -7,6 +7,7 @@ from types import FrameType
 import typer
 
 from paceline.runtime.errors import PacelineError
+from paceline.tuner.cli.demo import demo
 from paceline.tuner.cli.recommend import recommend
 from paceline.tuner.cli.run import run
 from paceline.tuner.cli.runtime import runtime
@@ -21,7 +22,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (run, train, tune, recommend, runtime, serve, ui):
+for command in (demo, run, train, tune, recommend, runtime, serve, ui):
     app.command()(command)
 
 WRONG_REQUEST = 2

@@ -24,14 +24,17 @@ def watch(
     budget = spec.budget
     with progress_bar(spec.workload) as progress:
         task = progress.add_task("starting", total=1.0)
+        first_step: int | None = None
         seconds = 0.0
         for event in runtime.run_trial(spec):
             log_event(event)
-            if isinstance(event, TrialStarted) and event.step > 0:
+            if isinstance(event, TrialStarted) and first_step is None:
+                first_step = event.step
+            elif isinstance(event, TrialStarted):
                 progress.console.print(f"generation {event.generation} from step {event.step}")
             elif isinstance(event, StepDone):
                 seconds += event.seconds
-                by_steps = event.step / budget.steps if budget.steps else 0.0
+                by_steps = (event.step - (first_step or 0)) / budget.steps if budget.steps else 0.0
                 by_seconds = seconds / budget.seconds if budget.seconds else 0.0
                 description = f"step {event.step}  loss {event.loss:.4f}"
                 progress.update(task, completed=max(by_steps, by_seconds), description=description)

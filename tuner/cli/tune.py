@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from paceline.runtime.domain.trial import TrialResult, TrialSpec
     from paceline.tuner.policy.client import PolicyClient
     from paceline.tuner.policy.store import StoredPolicy
-    from paceline.tuner.tune import Advisor
+    from paceline.tuner.tune import Advisor, TuningResult
 
 
 def tune(
@@ -90,10 +90,15 @@ def tune(
         print(json.dumps(session_as_json(session), allow_nan=False))
     else:
         print_session(session, default, Console())
+    return status_of(session)
+
+
+def status_of(session: "TuningResult") -> int:
+    """The exit status, and a line on stderr where it is not 0."""
     reference = session.reference.result
     if reference.failure is None:
         return 0
-    print(f"paceline tune: the reference trial failed ({reference.failure}): {reference.message}", file=sys.stderr)
+    print(f"paceline: the reference trial failed ({reference.failure}): {reference.message}", file=sys.stderr)
     return TRIAL_FAILED
 
 

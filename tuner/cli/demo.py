@@ -1,0 +1,18 @@
+"""`paceline demo`: everything once, on this machine."""
+
+from paceline.tuner.cli.options import TrackingUri
+
+
+def demo(*, tracking_uri: TrackingUri = None) -> int:
+    """Train a policy, serve it, and let it tune a job on this machine. Takes a few minutes."""
+    from rich.console import Console
+
+    from paceline.tuner.cli.stores import open_tracking
+    from paceline.tuner.cli.tune import status_of
+    from paceline.tuner.demo import DemoConfig, demo
+
+    console = Console()
+    session = demo(DemoConfig(), open_tracking(tracking_uri), console)
+    see = f"paceline ui --tracking-uri {tracking_uri}" if tracking_uri else "paceline ui"
+    console.print(f"Every run is recorded: {see}, then open http://127.0.0.1:5000", soft_wrap=True)
+    return status_of(session)

@@ -1,0 +1,82 @@
+"""The demo: what the commands do, once and one after the other, on this machine."""
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline.runtime.domain.trial import Budget, TrialSpec
+from paceline.tuner.cli.options import CHAMPION, DEFAULT_CLUSTER
+from paceline.tuner.cli.stores import open_policy, register
+from paceline.tuner.cli.target import find_runtime
+from paceline.tuner.cli.train import watch_training
+from paceline.tuner.cli.tune import served_advisor, watch_titled
+from paceline.tuner.policy.client import PolicyClient
+from paceline.tuner.policy.service import serving
+from paceline.tuner.report import curve_as_table
+from paceline.tuner.tracking.store import TrackingStore
+from paceline.tuner.train import TrainConfig
+from paceline.tuner.tune import TuneConfig, TuningResult, tune
+from paceline.tuner.tuning_report import print_session
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoConfig:
+    """How much the demo does. The defaults end within a few minutes on two cores, busy ones too."""
+
+    cluster: str = DEFAULT_CLUSTER
+    """Where the embedded runtime's workers run."""
+    workload: str = "bytes-lm/tiny"
+    """What is tuned."""
+    training: TrainConfig = field(default_factory=TrainConfig)
+    """How the policy is trained."""
+    start_steps: int = 200
+    """Steps of the default strategy before the snapshot that every trial starts from, at least 1."""
+    trial_seconds: float = 8.0
+    """Training time of each trial, s, positive."""
+    trials: int = 5
+    """Trials that the policy chooses, at least 1."""
+    confirm: int = 5
+    """Pairs of runs in the confirmation, at least 2."""
+
+
+def demo(config: DemoConfig, tracking: TrackingStore, console: Console) -> TuningResult:
+    """Train, register and serve a policy; tune a job with it; set the default and the recommended side by side.
+
+    Raises what the commands raise.
+    """
+    budget = Budget(seconds=config.trial_seconds)
+    target = find_runtime(None, config.cluster)
+    default = target.strategy(config.workload)
+
+    console.rule("1. A policy learns in the simulator")
+    with tempfile.TemporaryDirectory() as folder:
+        trained = Path(folder) / "policy"
+        policy = watch_training(config.training, trained)
+        model, _ = register(policy, trained, tracking)
+    console.print(curve_as_table(policy.manifest.learning_curve))
+    console.print(f"registered in MLflow as {model}, now {CHAMPION}")
+
+    console.rule(f"2. The policy, asked over gRPC, tunes {config.workload} on {config.cluster}")
+    with (
+        serving(open_policy(CHAMPION, tracking.uri)) as address,
+        PolicyClient(address) as client,
+        target.open() as runtime,
+    ):
+        advisor = served_advisor(client, target.space)
+        steps = config.start_steps
+        start = TrialSpec(workload=config.workload, strategy=default, budget=Budget(steps=steps), snapshot_every=steps)
+        snapshot = watch_titled(f"the first {steps} steps", runtime, start, lambda event: None).snapshot
+        session = tune(
+            runtime,
+            target.profile(config.workload),
+            TuneConfig(budget=budget, trials=config.trials, confirm=config.confirm, start_snapshot=snapshot),
+            advisor=advisor,
+            watch=watch_titled,
+            tracking=tracking,
+        )
+
+    console.rule("3. Default and recommended strategy from one snapshot")
+    print_session(session, default, console)
+    return session
