@@ -144,7 +144,8 @@ class Session:
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
         self._mode, self._restored = mode, None
-        self._mark_agreed()
+        if not mode.replicas_equal:
+            self._agreed = self.capture().clone()
 
     def suspend(self) -> None:
         """Leave the generation and release its process group, keeping everything that `join` goes on from."""

@@ -91,6 +91,8 @@ def pairs_as_table(confirmation: Confirmation, *, title: str) -> Table:
 def verdict(session: TuningResult, default: Strategy) -> str:
     """What to run from now on, in one line."""
     confirmation = session.confirmation
+    if session.reference.result.failure is not None:
+        return "recommended: default; nothing was tried, as the reference trial failed"
     if confirmation is None:
         return "recommended: default; no trial had more goodput"
     changes, gain = confirmation.strategy.describe(default), describe_gain(confirmation.gain)

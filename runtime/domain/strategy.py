@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 from paceline.runtime.domain.domains import KnobValue
@@ -22,14 +23,15 @@ class Strategy(Mapping[str, KnobValue]):
         """Build from any mapping, without checking it."""
         return cls(tuple(sorted(values.items())))
 
+    @cached_property
+    def _values(self) -> dict[str, KnobValue]:
+        return dict(self.items_)
+
     def __getitem__(self, name: str) -> KnobValue:
-        for key, value in self.items_:
-            if key == name:
-                return value
-        raise KeyError(name)
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name, _ in self.items_)
+        return iter(self._values)
 
     def __len__(self) -> int:
         return len(self.items_)

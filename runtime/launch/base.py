@@ -16,6 +16,8 @@ class DeviceSlot:
     """Unique in the cluster."""
     node: str
     """Node it sits in."""
+    pool: str
+    """Devices of one pool take turns on the same cores, so they are equally fast whatever a short probe says."""
 
 
 @dataclass(frozen=True, kw_only=True)

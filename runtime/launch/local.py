@@ -37,7 +37,9 @@ class Local(Launcher):
     @property
     def slots(self) -> tuple[DeviceSlot, ...]:
         """N devices of the one node `localhost`."""
-        return tuple(DeviceSlot(name=f"localhost/cpu{index}", node="localhost") for index in range(self._size))
+        return tuple(
+            DeviceSlot(name=f"localhost/cpu{index}", node="localhost", pool="localhost") for index in range(self._size)
+        )
 
     async def start(self, on_exit: OnExit) -> None:
         """Start the zygote and wait until it has imported everything."""
@@ -49,6 +51,8 @@ class Local(Launcher):
             stdout=asyncio.subprocess.PIPE,
             start_new_session=True,
             env={
+                # A rank that loses its peers warns with a stack trace in C++, and then goes on.
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
                 **os.environ,
                 "GLOO_SOCKET_IFNAME": "lo",
                 "OMP_NUM_THREADS": str(self._threads),

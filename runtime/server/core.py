@@ -2,11 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import statistics
 import tempfile
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.proto.paceline.v1 import control_pb2
@@ -22,6 +23,7 @@ from paceline.runtime.domain.trial import Trial, TrialResult, TrialSpec
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import Busy, Conflict, InvalidRequest, NotFound, WorkerFailure
 from paceline.runtime.knobs import knob_space
+from paceline.runtime.launch.base import DeviceSlot
 from paceline.runtime.server.fleet import Fleet, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.results import trial_result
@@ -130,14 +132,10 @@ class Runtime:
             answers = [answer.measured for answer in await call_all(workers, measure=measure)]
         except (WorkerLost, WorkerError) as error:
             raise WorkerFailure(f"the devices could not be measured: {error}") from error
+        profiles = [from_message(answer.profile, DeviceProfile) for answer in answers]
         devices = tuple(
-            Device(
-                name=slot.name,
-                node=slot.node,
-                kind=answer.kind,
-                profile=from_message(answer.profile, DeviceProfile),
-            )
-            for slot, answer in zip(slots, answers, strict=True)
+            Device(name=slot.name, node=slot.node, kind=answer.kind, profile=_of_pool(slot, slots, profiles, profile))
+            for slot, answer, profile in zip(slots, answers, profiles, strict=True)
         )
         nodes = sorted({slot.node for slot in slots})
         links = tuple(
@@ -341,3 +339,16 @@ class Runtime:
 def _start(spec: TrialSpec) -> tuple[object, ...]:
     """What two trials must share for their held-out curves to be comparable."""
     return spec.workload, spec.seed, spec.start_snapshot, spec.world_size
+
+
+def _of_pool(
+    slot: DeviceSlot, slots: Sequence[DeviceSlot], profiles: Sequence[DeviceProfile], own: DeviceProfile
+) -> DeviceProfile:
+    """A device's profile with the mean speed of its pool."""
+    pool = [profile for other, profile in zip(slots, profiles, strict=True) if other.pool == slot.pool]
+    return dataclasses.replace(
+        own,
+        flops=statistics.fmean(profile.flops for profile in pool),
+        mem_bw=statistics.fmean(profile.mem_bw for profile in pool),
+        net_latency=statistics.median(profile.net_latency for profile in pool),
+    )

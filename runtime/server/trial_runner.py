@@ -315,7 +315,8 @@ class TrialRunner:
             request = self.requests.get_nowait()
             try:
                 request.done.set_result(await self._serve(request))
-            except (WorkerLost, WorkerError) as error:
+            except BaseException as error:
+                # Whatever ends the trial here, the client must not wait for ever.
                 request.done.set_exception(Conflict(f"trial {self.trial_id} could not do it: {error}"))
                 raise
 

@@ -56,27 +56,41 @@ class AllReduce(SyncMode):
         The layout decides the order of summation and what a sparsifying codec selects, so without this pass a
         restored job would differ in the last bits from one that was never interrupted.
         """
-        buffers = [buffer.clone() for buffer in self.replica.model.buffers()]
+        buffers = self._copy_buffers()
         self._exchange = False
-        with torch.random.fork_rng(devices=[]):
-            loss_function(self.ddp).backward()
-        self._exchange = True
-        self.replica.optimizer.zero_grad()
-        with torch.no_grad():
-            for buffer, saved in zip(self.replica.model.buffers(), buffers, strict=True):
-                buffer.copy_(saved)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                loss_function(self.ddp).backward()
+        finally:
+            self._exchange = True
+            self.replica.optimizer.zero_grad()
+            self._restore_buffers(buffers)
 
     def step(self, loss_function: LossFunction) -> StepOutcome:
         """One DDP step."""
         self.replica.optimizer.zero_grad()
-        loss = loss_function(self.ddp)
-        (loss * self.replica.gradient_scale).backward()
+        buffers = self._copy_buffers()
+        try:
+            loss = loss_function(self.ddp)
+            (loss * self.replica.gradient_scale).backward()
+        except BaseException:
+            # A step that failed is done again, and must find what it found the first time.
+            self._restore_buffers(buffers)
+            raise
         exposed = time.perf_counter() - self._last_launch
         # DDP broadcasts rank 0's buffers before every forward pass.
         if self._buffer_bytes and self.averager.rank == 0:
             self.averager.meter.add_bytes(self.averager.tier, (self.averager.world_size - 1) * self._buffer_bytes)
         self.replica.optimizer.step()
         return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed)
+
+    def _copy_buffers(self) -> list[Tensor]:
+        return [buffer.clone() for buffer in self.replica.model.buffers()]
+
+    @torch.no_grad()
+    def _restore_buffers(self, copies: list[Tensor]) -> None:
+        for buffer, copy in zip(self.replica.model.buffers(), copies, strict=True):
+            buffer.copy_(copy)
 
     def settle(self) -> None:
         """Give every rank rank 0's buffers, as DDP does at the next forward pass."""

@@ -26,6 +26,7 @@ class Groups:
         self._me = (device, incarnation)
         self._members: Members = ()
         self._connections: set[tuple[int, int]] = set()
+        self._severed = False
 
     def rank_in(self, plan: control_pb2.Plan) -> int:
         """This worker's rank in the plan."""
@@ -38,9 +39,12 @@ class Groups:
     def enter(self, plan: control_pb2.Plan) -> dist.ProcessGroup:
         """The group of the plan. The caller has let go of the previous one."""
         if not self.kept_by(plan):
-            self.leave()
-            store = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
+            self._destroy()
             before = _open_sockets()
+            store = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
+            # Until the group stands, a rank waits at the store for its peers to appear.
+            rendezvous = _open_sockets() - before
+            self._wait_on(rendezvous)
             # torch numbers the groups of a process and puts the number into the store's keys, so a rank whose last
             # attempt failed would wait for its peers under keys of its own.
             dist.distributed_c10d._world.group_count = 0
@@ -52,19 +56,27 @@ class Groups:
                 timeout=BUILD_TIMEOUT,
             )
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
-            self._connections = _open_sockets() - before
+            self._wait_on(_open_sockets() - before - rendezvous)
             self._members = _members(plan)
         group = dist.group.WORLD
         assert group is not None
         return group
+
+    def _wait_on(self, connections: set[tuple[int, int]]) -> None:
+        self._connections = connections
+        # Whichever comes second, this or `sever`, sees what the other has done.
+        if self._severed:
+            raise ConnectionAbortedError("the generation was given up while its group was made")
 
     def sever(self) -> None:
         """Shut down the connections to all peers, from any thread: every collective in flight fails at once, on both
         ends.
 
         A dead peer fails only the ranks that exchange with it directly. The others wait for those, and gloo neither
-        interrupts a waiting collective nor closes a connection before it is through.
+        interrupts a waiting collective nor closes a connection before it is through. A rank that is making its group
+        fails too, then or as soon as it waits for its peers, until `leave`.
         """
+        self._severed = True
         for descriptor, inode in self._connections:
             # The descriptor may have been closed, and its number given to something else.
             with contextlib.suppress(OSError):
@@ -75,7 +87,11 @@ class Groups:
                             connection.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
-        """Destroy the group."""
+        """Destroy the group, and be ready for another."""
+        self._destroy()
+        self._severed = False
+
+    def _destroy(self) -> None:
         self._connections = set()
         self._members = ()
         if dist.is_initialized():

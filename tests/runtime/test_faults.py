@@ -5,11 +5,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from paceline.runtime.domain.domains import KnobValue
-from paceline.runtime.domain.events import Evaluated, TrialEvent, TrialStarted
+from paceline.runtime.domain.events import Evaluated, SnapshotTaken, StepDone, TrialEvent, TrialStarted
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
+from paceline.runtime.errors import Conflict
 from paceline.runtime.server import fleet, generations
-from paceline.runtime.server.fleet import Worker
+from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.trial_runner import Request, TrialRunner
 from paceline.runtime.sync import SYNC_MODES
@@ -171,6 +172,43 @@ def test_rank_killed_right_after_a_snapshot_was_restored(
     assert_every_sample_once(events, global_batch=13, steps=8)
 
 
+@pytest.mark.parametrize("moment", [StepDone, Evaluated, SnapshotTaken])
+@pytest.mark.parametrize("mode", MODES)
+def test_rank_killed_while_the_job_stands_at_a_barrier(
+    embedded: EmbeddedRuntime, on_event: OnEvent, mode: str, moment: type[TrialEvent]
+) -> None:
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=8, workload="regression/sgd", snapshot_every=4)
+    expected, killed = run(embedded, spec), []
+
+    def kill(runner: TrialRunner, event: TrialEvent) -> None:
+        if not killed and isinstance(event, moment) and runner.step == 4:
+            killed.append(runner.generation.workers[2])
+            embedded._runtime._fleet.fence(runner.generation.workers[2])
+
+    on_event(kill)
+    events = run(embedded, spec)
+    assert killed
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=8)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rank_after_rank_killed_throughout_a_trial(embedded: EmbeddedRuntime, on_event: OnEvent, mode: str) -> None:
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=200, workload="regression/sgd")
+    expected, killed = run(embedded, spec), []
+
+    def kill(runner: TrialRunner, event: TrialEvent) -> None:
+        if isinstance(event, StepDone) and event.step // 20 > len(killed):
+            killed.append(event.step)
+            embedded._runtime._fleet.fence(runner.generation.workers[len(killed) % 4])
+
+    on_event(kill)
+    events = run(embedded, spec)
+    assert result_of(events).generations > 5
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=200)
+
+
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 @pytest.mark.parametrize("mode", MODES)
 def test_frozen_rank_is_killed_and_replaced(
@@ -303,3 +341,105 @@ def test_rank_killed_while_a_live_switch_is_established(
     # The switch took place at the last state that all ranks agreed on, with no trace of what the dead rank had done since.
     expected = switching.run(before, settings, after=min(event.step for event in new))
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize(("before", "settings"), [({}, {"sync.bucket_mb": 1.0}), (LOCAL, {})])
+def test_rank_killed_while_it_prepares_for_a_switch(
+    embedded: EmbeddedRuntime,
+    on_event: OnEvent,
+    inject: Inject,
+    before: dict[str, KnobValue],
+    settings: dict[str, KnobValue],
+    phase: str,
+) -> None:
+    switching = Switching(embedded, on_event)
+    # Wrapping the model in DDP computes the next step's loss once before the step.
+    expected = switching.run(before, settings, after=3)
+    inject(step=4, position=5, phase=phase)
+    events = switching.run(before, settings, after=3)
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+
+
+def test_switch_that_no_attempt_can_establish_is_refused(
+    embedded: EmbeddedRuntime, on_event: OnEvent, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    switching = Switching(embedded, on_event)
+    plan = Generations.plan
+
+    def plan_and_inject(self: Generations, workers: tuple[Worker, ...]) -> object:
+        if switching.request is not None:
+            inject(step=5, position=5, phase="forward")
+        return plan(self, workers)
+
+    monkeypatch.setattr(Generations, "plan", plan_and_inject)
+    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    assert result.failure == "worker_lost"
+    assert "no generation came about in 5 attempts" in result.message
+    assert isinstance(switching.answer, Conflict)
+    assert result.strategy == embedded.describe_knobs().default
+
+
+def test_switch_that_loses_a_worker_is_refused_where_the_trial_is_to_end_then(
+    embedded: EmbeddedRuntime, on_event: OnEvent, inject: Inject
+) -> None:
+    switching = Switching(embedded, on_event, on_worker_lost="fail")
+    inject(step=5, position=5, phase="backward")
+    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    assert result.failure == "worker_lost"
+    assert isinstance(switching.answer, Conflict)
+    assert result.strategy == embedded.describe_knobs().default
+
+
+def test_switch_to_which_the_workload_objects_is_refused(
+    embedded: EmbeddedRuntime, on_event: OnEvent, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "LOSS_SECONDS", 0.1)
+    switching = Switching(embedded, on_event)
+    inject(step=5, position=5, phase="forward", action="ValueError")
+    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    assert result.failure == "error"
+    assert isinstance(switching.answer, Conflict)
+
+
+@pytest.mark.parametrize(("lost", "done"), [("replace", True), ("fail", False)])
+@pytest.mark.parametrize("mode", MODES)
+def test_switch_asked_for_while_the_trial_recovers_is_done_afterwards_or_refused(
+    embedded: EmbeddedRuntime, inject: Inject, monkeypatch: pytest.MonkeyPatch, mode: str, lost: str, done: bool
+) -> None:
+    strategy = embedded.describe_knobs().strategy({**settings_of(embedded, mode), "compress.codec": "bf16"})
+    requests = []
+    recover = TrialRunner._recover
+
+    async def ask_and_recover(self: TrialRunner, error: WorkerLost | WorkerError) -> None:
+        request = Request(strategy=strategy, done=embedded._loop.create_future())
+        requests.append(request)
+        self.requests.put_nowait(request)
+        self.stop_soon()
+        await recover(self, error)
+
+    monkeypatch.setattr(TrialRunner, "_recover", ask_and_recover)
+    inject(step=2, position=5, phase="forward")
+    events = run(embedded, spec_of(embedded, mode, on_worker_lost=lost))
+    (request,) = requests
+    if done:
+        switched = [event for event in events if isinstance(event, TrialStarted)][-1]
+        assert (switched.generation, switched.strategy) == (request.done.result(), strategy)
+        assert result_of(events).strategy == strategy
+        assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    else:
+        assert isinstance(request.done.exception(), Conflict)
+        assert result_of(events).failure == "worker_lost"
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("mode", MODES)
+def test_buffers_are_as_if_the_lost_step_had_not_begun(
+    embedded: EmbeddedRuntime, inject: Inject, mode: str, phase: str
+) -> None:
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=STEPS, workload="regression/norm")
+    expected = digests(last_snapshot(run(embedded, spec)), "model")
+    # The buffers of rank 0 are the ones that count.
+    inject(step=5, position=12, phase=phase)
+    assert digests(last_snapshot(run(embedded, spec)), "model") == expected

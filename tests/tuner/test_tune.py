@@ -87,10 +87,10 @@ class Watch:
         self.ran.append(spec)
         for event in runtime.run_trial(spec):
             if isinstance(event, TrialFinished | TrialFailed):
-                event = dataclasses.replace(event, result=self._adjusted(title, event.result))
+                ended = dataclasses.replace(event, result=self._adjusted(title, event.result))
+                log_event(ended)
+                return ended.result
             log_event(event)
-            if isinstance(event, TrialFinished | TrialFailed):
-                return event.result
             if isinstance(event, TrialStarted) and self._cancel and self._cancel in title:
                 if self._stop:
                     raise self._stop
