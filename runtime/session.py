@@ -144,8 +144,8 @@ class Session:
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
         self._mode, self._restored = mode, None
-        if not mode.replicas_equal:
-            self._agreed = self.capture().clone()
+        # Not at any other barrier: between sync points, what a rank has learnt since the last would go with it.
+        self._mark_sync_point()
 
     def suspend(self) -> None:
         """Leave the generation and release its process group, keeping everything that `join` goes on from."""

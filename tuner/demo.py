@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from paceline.env.backends import TRIALS
 from paceline.runtime.domain.trial import Budget, TrialSpec
 from paceline.tuner.cli.options import CHAMPION, DEFAULT_CLUSTER
 from paceline.tuner.cli.stores import open_policy, register
@@ -29,15 +30,15 @@ class DemoConfig:
     """Where the embedded runtime's workers run."""
     workload: str = "bytes-lm/tiny"
     """What is tuned."""
-    training: TrainConfig = field(default_factory=TrainConfig)
+    training: TrainConfig = field(default_factory=lambda: TrainConfig(timesteps=15_000))
     """How the policy is trained."""
     start_steps: int = 200
     """Steps of the default strategy before the snapshot that every trial starts from, at least 1."""
-    trial_seconds: float = 8.0
+    trial_seconds: float = 6.0
     """Training time of each trial, s, positive."""
-    trials: int = 5
+    trials: int = TRIALS
     """Trials that the policy chooses, at least 1."""
-    confirm: int = 5
+    confirm: int = 6
     """Pairs of runs in the confirmation, at least 2."""
 
 

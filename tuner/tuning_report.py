@@ -89,16 +89,18 @@ def pairs_as_table(confirmation: Confirmation, *, title: str) -> Table:
 
 
 def verdict(session: TuningResult, default: Strategy) -> str:
-    """What to run from now on, in one line."""
+    """What to run from now on."""
     confirmation = session.confirmation
     if session.reference.result.failure is not None:
         return "recommended: default; nothing was tried, as the reference trial failed"
     if confirmation is None:
         return "recommended: default; no trial had more goodput"
     changes, gain = confirmation.strategy.describe(default), describe_gain(confirmation.gain)
-    if session.is_confirmed:
-        return f"recommended: {changes}; goodput {gain} that of the default"
-    return f"recommended: default; not confirmed to be better: {changes}, goodput {gain}"
+    if not session.is_confirmed:
+        return f"recommended: default; not confirmed to be better: {changes}, goodput {gain}"
+    settings = " ".join(f"--set {setting}" for setting in changes.split())
+    command = f"paceline run {session.reference.result.workload} {settings}"
+    return f"recommended: {changes}; goodput {gain} that of the default\nrun it: {command}"
 
 
 def print_session(session: TuningResult, default: Strategy, console: Console) -> None:

@@ -1,16 +1,28 @@
 """What several runtime tests need."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.domain.domains import KnobValue
-from paceline.runtime.domain.events import SnapshotTaken, StepDone, TrialEvent, TrialFailed, TrialFinished, TrialStarted
+from paceline.runtime.domain.events import (
+    Evaluated,
+    SnapshotTaken,
+    StepDone,
+    TrialEvent,
+    TrialFailed,
+    TrialFinished,
+    TrialStarted,
+)
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.trial import Budget, TrialResult, TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
+from paceline.runtime.server.trial_runner import Request, TrialRunner
+
+Settings = Mapping[str, KnobValue]
+OnEvent = Callable[[Callable[[TrialRunner, TrialEvent], None]], None]
 
 DEADLINE_SECONDS = 60.0
 """Nothing that a test waits for takes so long unless it hangs."""
@@ -81,7 +93,34 @@ def run(runtime: RuntimeAPI, spec: TrialSpec) -> list[TrialEvent]:
     return RunningTrial(runtime, spec).wait()
 
 
-def spec_for(runtime: RuntimeAPI, settings: dict[str, KnobValue], *, steps: int, **fields: object) -> TrialSpec:
+class Switching:
+    """Asks a trial to switch exactly after given steps. The trial must evaluate after each of them."""
+
+    def __init__(self, embedded: EmbeddedRuntime, on_event: OnEvent) -> None:
+        self._embedded = embedded
+        self._schedule: dict[int, Settings] = {}
+        self.requests: list[Request] = []
+        on_event(self._ask)
+
+    def _ask(self, runner: TrialRunner, event: TrialEvent) -> None:
+        if isinstance(event, Evaluated) and event.step in self._schedule:
+            strategy = self._embedded.describe_knobs().strategy(self._schedule.pop(event.step))
+            self.requests.append(Request(strategy=strategy, done=self._embedded._loop.create_future()))
+            runner.requests.put_nowait(self.requests[-1])
+
+    def run(self, spec: TrialSpec, schedule: Mapping[int, Settings]) -> list[TrialEvent]:
+        """Step after which to switch -> settings to switch to."""
+        self._schedule, self.requests = dict(schedule), []
+        return run(self._embedded, spec)
+
+    @property
+    def answers(self) -> list[object]:
+        """Generation of each switch, or what its client would be told."""
+        assert all(request.done.done() for request in self.requests), "the client would still wait"
+        return [request.done.exception() or request.done.result() for request in self.requests]
+
+
+def spec_for(runtime: RuntimeAPI, settings: Settings, *, steps: int, **fields: object) -> TrialSpec:
     """A spec of the test workload that ends with a snapshot of its last step."""
     values: dict[str, object] = {"workload": "regression", "snapshot_every": steps, **fields}
     strategy = runtime.describe_knobs().strategy(settings)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import Evaluated, SnapshotTaken, StepDone, TrialEvent, TrialStarted
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
@@ -15,6 +14,9 @@ from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.trial_runner import Request, TrialRunner
 from paceline.runtime.sync import SYNC_MODES
 from tests.runtime.support import (
+    OnEvent,
+    Settings,
+    Switching,
     assert_every_sample_once,
     digests,
     last_snapshot,
@@ -24,7 +26,6 @@ from tests.runtime.support import (
 )
 
 Inject = Callable[..., None]
-OnEvent = Callable[[Callable[[TrialRunner, TrialEvent], None]], None]
 
 STEPS = 7
 MODES = SYNC_MODES.names()
@@ -32,7 +33,7 @@ PHASES = ("forward", "backward", "optimizer")
 EXACT = [mode for mode in MODES if SYNC_MODES.get(mode).replicas_equal]
 
 
-def settings_of(embedded: EmbeddedRuntime, mode: str) -> dict[str, KnobValue]:
+def settings_of(embedded: EmbeddedRuntime, mode: str) -> Settings:
     """A mode with a sync point after steps 3 and 6, where it has such a thing."""
     users = embedded.describe_knobs()["sync.period"].requires
     assert users is not None
@@ -194,7 +195,7 @@ def test_rank_killed_while_the_job_stands_at_a_barrier(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rank_after_rank_killed_throughout_a_trial(embedded: EmbeddedRuntime, on_event: OnEvent, mode: str) -> None:
-    spec = spec_for(embedded, settings_of(embedded, mode), steps=200, workload="regression/sgd")
+    spec = spec_for(embedded, settings_of(embedded, mode), steps=100, workload="regression/sgd")
     expected, killed = run(embedded, spec), []
 
     def kill(runner: TrialRunner, event: TrialEvent) -> None:
@@ -204,9 +205,9 @@ def test_rank_after_rank_killed_throughout_a_trial(embedded: EmbeddedRuntime, on
 
     on_event(kill)
     events = run(embedded, spec)
-    assert result_of(events).generations > 5
+    assert result_of(events).generations > 3
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
-    assert_every_sample_once(events, global_batch=13, steps=200)
+    assert_every_sample_once(events, global_batch=13, steps=100)
 
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
@@ -270,8 +271,8 @@ def test_loss_that_is_no_number_ends_the_trial_as_diverged(
     assert (result.failure, result.message) == ("diverged", f"the training loss is nan at step {step}")
 
 
-LOCAL: dict[str, KnobValue] = {"sync.mode": "local_sgd", "sync.period": 3}
-SWITCHES: list[tuple[dict[str, KnobValue], dict[str, KnobValue]]] = [
+LOCAL: Settings = {"sync.mode": "local_sgd", "sync.period": 3}
+SWITCHES: list[tuple[Settings, Settings]] = [
     ({}, {"sync.bucket_mb": 1.0}),
     ({}, {"mapping.order": "3,1,0,2"}),
     ({}, LOCAL),
@@ -281,34 +282,9 @@ SWITCHES: list[tuple[dict[str, KnobValue], dict[str, KnobValue]]] = [
 ]
 
 
-class Switching:
-    """A trial of seven steps that is asked, exactly after a given step, to switch."""
-
-    def __init__(self, embedded: EmbeddedRuntime, on_event: OnEvent, **fields: object) -> None:
-        self.embedded = embedded
-        self.fields = {"workload": "regression/sgd", "evaluations": STEPS, **fields}
-        self.after = 0
-        self.settings: dict[str, KnobValue] = {}
-        self.request: Request | None = None
-        on_event(self._ask)
-
-    def _ask(self, runner: TrialRunner, event: TrialEvent) -> None:
-        if isinstance(event, Evaluated) and event.step == self.after and self.request is None:
-            strategy = self.embedded.describe_knobs().strategy(self.settings)
-            self.request = Request(strategy=strategy, done=self.embedded._loop.create_future())
-            runner.requests.put_nowait(self.request)
-
-    def run(self, before: dict[str, KnobValue], settings: dict[str, KnobValue], *, after: int) -> list[TrialEvent]:
-        """Start with the settings `before`, and ask for the others after a step."""
-        self.after, self.settings, self.request = after, settings, None
-        return run(self.embedded, spec_for(self.embedded, before, steps=STEPS, **self.fields))
-
-    @property
-    def answer(self) -> object:
-        """Generation, or what the client would be told."""
-        assert self.request is not None
-        assert self.request.done.done(), "the client would still wait"
-        return self.request.done.exception() or self.request.done.result()
+def switched_spec(embedded: EmbeddedRuntime, before: Settings, **fields: object) -> TrialSpec:
+    """Seven steps of plain SGD with a barrier after each."""
+    return spec_for(embedded, before, steps=STEPS, workload="regression/sgd", evaluations=STEPS, **fields)
 
 
 @pytest.mark.parametrize("after", [3, 4])
@@ -317,29 +293,31 @@ def test_rank_killed_while_a_live_switch_is_established(
     embedded: EmbeddedRuntime,
     on_event: OnEvent,
     monkeypatch: pytest.MonkeyPatch,
-    before: dict[str, KnobValue],
-    settings: dict[str, KnobValue],
+    before: Settings,
+    settings: Settings,
     after: int,
 ) -> None:
     switching, killed = Switching(embedded, on_event), []
     plan = Generations.plan
 
     def plan_and_kill(self: Generations, workers: tuple[Worker, ...]) -> object:
-        if switching.request is not None and not killed:
+        if switching.requests and not killed:
             killed.append(workers[1])
             self.fleet.fence(workers[1])
         return plan(self, workers)
 
     monkeypatch.setattr(Generations, "plan", plan_and_kill)
-    events = switching.run(before, settings, after=after)
+    spec = switched_spec(embedded, before)
+    events = switching.run(spec, {after: settings})
     assert killed
     assert result_of(events).failure is None
     assert_every_sample_once(events, global_batch=13, steps=STEPS)
     first, *others = [event for event in events if isinstance(event, TrialStarted)]
     new = [event for event in others if event.strategy != first.strategy]
-    assert switching.answer in [event.generation for event in new]
+    (answer,) = switching.answers
+    assert answer in [event.generation for event in new]
     # The switch took place at the last state that all ranks agreed on, with no trace of what the dead rank had done since.
-    expected = switching.run(before, settings, after=min(event.step for event in new))
+    expected = switching.run(spec, {min(event.step for event in new): settings})
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
 
 
@@ -349,15 +327,16 @@ def test_rank_killed_while_it_prepares_for_a_switch(
     embedded: EmbeddedRuntime,
     on_event: OnEvent,
     inject: Inject,
-    before: dict[str, KnobValue],
-    settings: dict[str, KnobValue],
+    before: Settings,
+    settings: Settings,
     phase: str,
 ) -> None:
     switching = Switching(embedded, on_event)
     # Wrapping the model in DDP computes the next step's loss once before the step.
-    expected = switching.run(before, settings, after=3)
+    spec = switched_spec(embedded, before)
+    expected = switching.run(spec, {3: settings})
     inject(step=4, position=5, phase=phase)
-    events = switching.run(before, settings, after=3)
+    events = switching.run(spec, {3: settings})
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
     assert_every_sample_once(events, global_batch=13, steps=STEPS)
 
@@ -369,26 +348,26 @@ def test_switch_that_no_attempt_can_establish_is_refused(
     plan = Generations.plan
 
     def plan_and_inject(self: Generations, workers: tuple[Worker, ...]) -> object:
-        if switching.request is not None:
+        if switching.requests:
             inject(step=5, position=5, phase="forward")
         return plan(self, workers)
 
     monkeypatch.setattr(Generations, "plan", plan_and_inject)
-    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    result = result_of(switching.run(switched_spec(embedded, {}), {4: {"sync.bucket_mb": 1.0}}))
     assert result.failure == "worker_lost"
     assert "no generation came about in 5 attempts" in result.message
-    assert isinstance(switching.answer, Conflict)
+    assert [type(answer) for answer in switching.answers] == [Conflict]
     assert result.strategy == embedded.describe_knobs().default
 
 
 def test_switch_that_loses_a_worker_is_refused_where_the_trial_is_to_end_then(
     embedded: EmbeddedRuntime, on_event: OnEvent, inject: Inject
 ) -> None:
-    switching = Switching(embedded, on_event, on_worker_lost="fail")
+    switching = Switching(embedded, on_event)
     inject(step=5, position=5, phase="backward")
-    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    result = result_of(switching.run(switched_spec(embedded, {}, on_worker_lost="fail"), {4: {"sync.bucket_mb": 1.0}}))
     assert result.failure == "worker_lost"
-    assert isinstance(switching.answer, Conflict)
+    assert [type(answer) for answer in switching.answers] == [Conflict]
     assert result.strategy == embedded.describe_knobs().default
 
 
@@ -398,9 +377,9 @@ def test_switch_to_which_the_workload_objects_is_refused(
     monkeypatch.setattr(generations, "LOSS_SECONDS", 0.1)
     switching = Switching(embedded, on_event)
     inject(step=5, position=5, phase="forward", action="ValueError")
-    result = result_of(switching.run({}, {"sync.bucket_mb": 1.0}, after=4))
+    result = result_of(switching.run(switched_spec(embedded, {}), {4: {"sync.bucket_mb": 1.0}}))
     assert result.failure == "error"
-    assert isinstance(switching.answer, Conflict)
+    assert [type(answer) for answer in switching.answers] == [Conflict]
 
 
 @pytest.mark.parametrize(("lost", "done"), [("replace", True), ("fail", False)])

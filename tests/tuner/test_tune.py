@@ -122,7 +122,9 @@ def test_tries_what_the_policy_says_then_confirms_in_alternating_pairs(runtime: 
     assert session.recommended == LOCAL
     assert session.gain.ratio == pytest.approx(1.5)
     assert session.gain.interval[0] > 1
-    assert verdict(session, DEFAULT).startswith("recommended: sync.mode=local_sgd; goodput 1.50x [")
+    first, second = verdict(session, DEFAULT).splitlines()
+    assert first.startswith("recommended: sync.mode=local_sgd; goodput 1.50x [")
+    assert second == "run it: paceline run digits-cnn --set sync.mode=local_sgd"
 
 
 def test_a_lucky_trial_is_not_believed(runtime: RuntimeAPI) -> None:
@@ -165,6 +167,7 @@ def test_nothing_is_tried_when_the_reference_trial_fails(runtime: RuntimeAPI) ->
     assert len(watch.ran) == 1
     assert (session.trials, session.recommended) == ((), DEFAULT)
     assert session_as_json(session)["failure"] == "cancelled"
+    assert verdict(session, DEFAULT).startswith("recommended: default; nothing was tried")
 
 
 def test_a_session_is_a_parent_run_and_each_trial_a_child(runtime: RuntimeAPI, tracking: TrackingStore) -> None:
@@ -223,7 +226,7 @@ def test_tables_set_default_and_recommended_side_by_side(runtime: RuntimeAPI) ->
     assert "compress.error_feedback=False" in text
     for label in ("cancelled", "throughput", "goodput (examples/s)", "held-out loss after", "bytes sent per step"):
         assert label in text
-    assert text.splitlines()[-1].startswith("recommended: sync.mode=local_sgd; goodput 1.50x [")
+    assert "\nrecommended: sync.mode=local_sgd; goodput 1.50x [" in text
 
 
 def live(goodput: float) -> LiveTrial:
