@@ -127,9 +127,9 @@ class Session:
         )
         scale = membership.shares[membership.rank] * membership.world_size / sum(membership.shares)
         replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
-        if self._mode is not None and self._mode.serves(mode_class, config, replica, membership.group):
+        if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
             averager.carry(self._mode.averager.residuals())
-            self._mode.averager = averager
+            self._mode.averager, self._mode.replica = averager, replica
             return
         self.suspend()
         before = self._restored

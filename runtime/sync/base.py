@@ -67,9 +67,12 @@ class SyncMode(ABC):
         self.averager = averager
         self.bucket_bytes = int(config.bucket_mb * 2**20)
 
-    def serves(self, mode: "type[SyncMode]", config: SyncConfig, replica: Replica, group: dist.ProcessGroup) -> bool:
-        """Whether this object can go on under a new strategy, with nothing but another averager."""
-        return (type(self), self.config, self.replica) == (mode, config, replica) and self.averager.group is group
+    def serves(self, mode: "type[SyncMode]", config: SyncConfig, group: dist.ProcessGroup) -> bool:
+        """Whether this object can go on under a new strategy, with nothing but another averager and gradient scale.
+
+        Setting up another is a collective, so only what all ranks have in common may decide.
+        """
+        return (type(self), self.config) == (mode, config) and self.averager.group is group
 
     @abstractmethod
     def step(self, loss_function: LossFunction) -> StepOutcome:
