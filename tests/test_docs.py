@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 TRAIN = """
 import torch
 from paceline.runtime import workloads
@@ -35,3 +38,18 @@ def test_workload_of_the_task_page_trains(tmp_path: Path) -> None:
     command = [sys.executable, "-c", TRAIN]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "650\n"), done.stderr
+
+
+def python_blocks(page: Path) -> list[str]:
+    """The Python code of a page, block by block."""
+    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.slow
+def test_code_of_the_readme_runs_and_switches_live() -> None:
+    outputs = []
+    for code in python_blocks(ROOT / "README.md"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout)
+    assert re.search(r"from step 0 default\nfrom step \d+ sync\.mode=local_sgd\n", outputs[0])

@@ -7,7 +7,10 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline.env.backends import TRIALS
+from paceline.runtime.api import RuntimeAPI
+from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import Budget, TrialSpec
+from paceline.runtime.errors import WorkerFailure
 from paceline.tuner.cli.options import CHAMPION, DEFAULT_CLUSTER
 from paceline.tuner.cli.stores import open_policy, register
 from paceline.tuner.cli.target import find_runtime
@@ -57,27 +60,39 @@ def demo(config: DemoConfig, tracking: TrackingStore, console: Console) -> Tunin
         policy = watch_training(config.training, trained)
         model, _ = register(policy, trained, tracking)
     console.print(curve_as_table(policy.manifest.learning_curve))
-    console.print(f"registered in MLflow as {model}, now {CHAMPION}")
+    console.print(f"registered in MLflow as {model}, now {CHAMPION}", soft_wrap=True)
 
     console.rule(f"2. The policy, asked over gRPC, tunes {config.workload} on {config.cluster}")
     with (
-        serving(open_policy(CHAMPION, tracking.uri)) as address,
+        serving(open_policy(model, tracking.uri)) as address,
         PolicyClient(address) as client,
         target.open() as runtime,
     ):
         advisor = served_advisor(client, target.space)
-        steps = config.start_steps
-        start = TrialSpec(workload=config.workload, strategy=default, budget=Budget(steps=steps), snapshot_every=steps)
-        snapshot = watch_titled(f"the first {steps} steps", runtime, start, lambda event: None).snapshot
         session = tune(
             runtime,
             target.profile(config.workload),
-            TuneConfig(budget=budget, trials=config.trials, confirm=config.confirm, start_snapshot=snapshot),
+            TuneConfig(
+                budget=budget,
+                trials=config.trials,
+                confirm=config.confirm,
+                start_snapshot=_snapshot(runtime, config, default),
+            ),
             advisor=advisor,
             watch=watch_titled,
             tracking=tracking,
         )
 
-    console.rule("3. Default and recommended strategy from one snapshot")
+    console.rule("3. What it found; every run began at one snapshot")
     print_session(session, default, console)
     return session
+
+
+def _snapshot(runtime: RuntimeAPI, config: DemoConfig, default: Strategy) -> str:
+    """Train a little, as the very first steps of a job say little about the rest; the id of the state reached."""
+    steps = config.start_steps
+    spec = TrialSpec(workload=config.workload, strategy=default, budget=Budget(steps=steps), snapshot_every=steps)
+    result = watch_titled(f"the first {steps} steps", runtime, spec, lambda event: None)
+    if result.failure is not None:
+        raise WorkerFailure(f"the first {steps} steps failed ({result.failure}): {result.message}")
+    return result.snapshot

@@ -55,7 +55,7 @@ def _confirmation_as_json(confirmation: Confirmation) -> dict[str, Any]:
 
 def trials_as_table(session: TuningResult, default: Strategy) -> Table:
     """The reference trial and those that followed, one per row."""
-    table = Table("", "what it changes", "examples/s", "goodput", "gain", "loss")
+    table = Table("", "what it changes", "examples/s", "goodput", "gain", "loss", title="Trials")
     for number, trial in enumerate((session.reference, *session.trials)):
         result = trial.result
         changes = result.strategy.describe(default).replace(" ", "\n")
@@ -69,10 +69,11 @@ def trials_as_table(session: TuningResult, default: Strategy) -> Table:
     return table
 
 
-def pairs_as_table(confirmation: Confirmation, *, title: str) -> Table:
+def pairs_as_table(confirmation: Confirmation, *, column: str) -> Table:
     """The default strategy and the candidate side by side, each with the means over its runs."""
     sides = [[pair[index].result for pair in confirmation.pairs] for index in (0, 1)]
-    table = Table("", "default", title)
+    runs = len(confirmation.pairs)
+    table = Table("", "default", column, title=f"Confirmation: means of {runs} runs each, in alternation")
     rows = {
         "throughput (examples/s)": [_interval([result.examples_per_second for result in side]) for side in sides],
         "goodput (examples/s)": [_interval([result.goodput for result in side]) for side in sides],
@@ -108,7 +109,7 @@ def print_session(session: TuningResult, default: Strategy, console: Console) ->
     console.print(trials_as_table(session, default))
     confirmation = session.confirmation
     if confirmation is not None and confirmation.gain is not None:
-        console.print(pairs_as_table(confirmation, title="recommended" if session.is_confirmed else "candidate"))
+        console.print(pairs_as_table(confirmation, column="recommended" if session.is_confirmed else "candidate"))
     console.print(verdict(session, default), soft_wrap=True, highlight=False)
 
 

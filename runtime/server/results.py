@@ -47,7 +47,8 @@ def trial_result(
         examples_per_second=rate,
         examples_per_second_interval=interval,
         goodput=rate * efficiency,
-        goodput_interval=(interval[0] * efficiency, interval[1] * efficiency),
+        # Infinity times an efficiency of 0 would be no number.
+        goodput_interval=(interval[0] * efficiency, interval[1] * (efficiency or 1.0)),
         goodput_basis="reference" if reference else "estimate",
         heldout_curve=tuple(record.curve),
         step_seconds=StepSplit(

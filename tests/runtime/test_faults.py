@@ -316,7 +316,7 @@ def test_rank_killed_while_a_live_switch_is_established(
     new = [event for event in others if event.strategy != first.strategy]
     (answer,) = switching.answers
     assert answer in [event.generation for event in new]
-    # The switch took place at the last state that all ranks agreed on, with no trace of what the dead rank had done since.
+    # The switch took place at the last state that all ranks agreed on, without a trace of what came after it.
     expected = switching.run(spec, {min(event.step for event in new): settings})
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
 

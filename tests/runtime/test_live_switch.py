@@ -101,7 +101,7 @@ def test_client_switches_a_running_trial(runtime: RuntimeAPI, embedded: Embedded
     runtime.cancel_trial(trial.trial_id)
     events = trial.wait()
     assert (result_of(events).failure, result_of(events).strategy) == ("cancelled", strategy)
-    assert snapshot.strategy == strategy
+    assert Strategy.of(snapshot.strategy) == strategy
     assert {numbers["steps_done"] for numbers in numbers_of(embedded, snapshot)} == {snapshot.step}
     done = len(standing_steps(events))
     assert done >= snapshot.step
@@ -140,8 +140,8 @@ def test_same_request_switches_once(runtime: RuntimeAPI) -> None:
         ),
         (
             {"sync.period": 4},
-            "sync.period=4 has no effect with sync.mode=allreduce; set sync.mode=local_sgd, or leave sync.period at its "
-            "default 8",
+            "sync.period=4 has no effect with sync.mode=allreduce; set sync.mode=local_sgd, or leave sync.period at "
+            "its default 8",
         ),
         (
             {"mapping.order": "0,1,2"},
@@ -177,7 +177,7 @@ def test_switch_of_a_trial_that_does_not_run_is_refused(runtime: RuntimeAPI) -> 
     ended = next(event.trial_id for event in events if isinstance(event, TrialStarted))
     with pytest.raises(Conflict, match=f"^trial {ended} is finished, not running$"):
         runtime.update_strategy(ended, default)
-    with pytest.raises(NotFound, match="^no trial 'nothing' on this runtime; list_trials names [0-9]+$"):
+    with pytest.raises(NotFound, match=r"^no trial 'nothing' on this runtime; list_trials names [0-9]+$"):
         runtime.update_strategy("nothing", default)
 
 
@@ -208,7 +208,7 @@ ONE: Settings = {"sync.mode": "local_sgd", "sync.period": 1}
 @pytest.mark.parametrize(
     ("before", "after", "unit"),
     [
-        # All-reduce exchanges gradients, local SGD changes of parameters, so residuals are in the one or the other unit.
+        # All-reduce exchanges gradients, local SGD changes of parameters; residuals are in the same unit.
         ({}, {}, LEARNING_RATE),
         ({}, {"sync.bucket_mb": 0.25}, LEARNING_RATE),
         ({}, {"mapping.order": "3,1,0,2"}, LEARNING_RATE),

@@ -112,7 +112,11 @@ def _database_path(uri: str) -> Path:
 
 
 def _ignore_ambient_context() -> None:
-    """Drop the MLflow settings that a client takes from the environment whatever arguments it is given."""
+    """Drop the MLflow settings that a client takes from the environment whatever arguments it is given.
+
+    Its progress bars go too: artifacts are small files beside the store.
+    """
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     if mlflow.get_active_model_id() is not None:
         mlflow.clear_active_model()
     os.environ.pop("MLFLOW_ENABLE_WORKSPACES", None)
