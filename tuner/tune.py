@@ -39,7 +39,7 @@ class TuneConfig:
     """Of every trial of the session."""
     trials: int = TRIALS
     """Trials that the policy chooses, at least 1; it may end earlier when it has nothing more to try."""
-    confirm: int = 3
+    confirm: int = 5
     """Pairs of runs in the confirmation, at least 2."""
     seed: int = 0
     """Seed of initial weights, sample order and candidates, not negative."""

@@ -54,7 +54,7 @@ def tune(
     seconds: Annotated[float | None, typer.Option("--seconds", help="Training time of a trial, s.")] = None,
     confirm: Annotated[
         int, typer.Option("--confirm", help="Pairs of runs that the best candidate and the default end with.")
-    ] = 3,
+    ] = 5,
     seed: Annotated[int, typer.Option("--seed", help="Seed of weights, sample order and candidates.")] = 0,
     json_output: Json = False,
     tracking_uri: TrackingUri = None,
