@@ -151,9 +151,11 @@ class Session:
         """Leave the generation and release its process group, keeping everything that `join` goes on from."""
         if self._mode is not None:
             self._restored = self.capture()
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """Release the process group. Must be called before a session is dropped: DDP and its comm hook hold each other
+        through C++, where no garbage collector looks."""
         if self._mode is not None:
             self._mode.detach()
         self._mode = None

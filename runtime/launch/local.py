@@ -28,6 +28,8 @@ class Local(Launcher):
         self._size = int(argument)
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._on_exit: OnExit | None = None
+        self._running: set[tuple[int, int]] = set()
 
     @property
     def reference(self) -> str:
@@ -43,6 +45,10 @@ class Local(Launcher):
 
     async def start(self, on_exit: OnExit) -> None:
         """Start the zygote and wait until it has imported everything."""
+        self._on_exit = on_exit
+        await self._start_zygote()
+
+    async def _start_zygote(self) -> None:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
@@ -63,15 +69,23 @@ class Local(Launcher):
         assert self._process.stdout is not None
         if not await self._process.stdout.readline():
             raise WorkerFailure("the worker launcher ended while starting; its error is on stderr")
-        self._reader = asyncio.create_task(self._read_exits(self._process.stdout, on_exit))
+        self._reader = asyncio.create_task(self._read_exits(self._process.stdout))
 
     @property
     def _threads(self) -> int:
         return max(1, (psutil.cpu_count() or 1) // self._size)
 
-    async def _read_exits(self, stdout: asyncio.StreamReader, on_exit: OnExit) -> None:
+    async def _read_exits(self, stdout: asyncio.StreamReader) -> None:
         while line := await stdout.readline():
-            on_exit(*json.loads(line)["exited"])
+            self._exited(*json.loads(line)["exited"])
+        # The zygote has ended, and its workers with it.
+        for device, incarnation in tuple(self._running):
+            self._exited(device, incarnation)
+
+    def _exited(self, device: int, incarnation: int) -> None:
+        assert self._on_exit is not None
+        self._running.discard((device, incarnation))
+        self._on_exit(device, incarnation)
 
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process is not None
@@ -79,7 +93,10 @@ class Local(Launcher):
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     async def launch(self, worker: WorkerAddress) -> None:
-        """Ask the zygote for a fork."""
+        """Ask the zygote for a fork; start another zygote if somebody has killed it."""
+        if self._reader is None or self._reader.done():
+            await self._start_zygote()
+        self._running.add((worker.device, worker.incarnation))
         self._send({"launch": {**dataclasses.asdict(worker), "threads": self._threads}})
 
     def kill(self, device: int, incarnation: int) -> None:

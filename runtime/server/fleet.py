@@ -80,8 +80,9 @@ class Worker:
             answer.set_result(message)
 
     def mark_lost(self) -> None:
-        """The process has ended: every open call fails."""
+        """The process has ended: every open call fails, and nobody waits for it to attach."""
         self.lost.set()
+        self.attached.set()
         for answer in self._pending.values():
             if not answer.done():
                 answer.set_exception(WorkerLost(f"{self} is gone"))

@@ -88,8 +88,7 @@ class Executor:
             case "snapshot":
                 link.answer(command, snapshot=self._take_snapshot())
             case "measure":
-                if not self._groups.kept_by(command.measure.plan):
-                    self._session = None
+                self._end_trial()
                 profile, bandwidth = measure_device(self._groups.enter(command.measure.plan))
                 measured = control_pb2.WorkerMessage.Measured(
                     profile=to_message(profile, types_pb2.DeviceProfile),
@@ -131,8 +130,13 @@ class Executor:
         self._current().join(membership, strategy, self._current_workload().loss)
         self._state_complete = True
 
-    def _begin_trial(self, plan: control_pb2.Plan, rank: int) -> None:
+    def _end_trial(self) -> None:
+        if self._session is not None:
+            self._session.leave()
         self._session, self._state_complete = None, False
+
+    def _begin_trial(self, plan: control_pb2.Plan, rank: int) -> None:
+        self._end_trial()
         self._workload = workloads.create(plan.workload)
         self._store = SnapshotStore(plan.snapshot_url)
         _seed(plan.seed)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.client import RuntimeClient
@@ -20,6 +21,15 @@ from tests.runtime.trainable import FAULT_VARIABLE, Regression
 
 WORKLOADS = ("tests.runtime.trainable:Regression", "tests.runtime.trainable:Pair")
 MAX_STREAMS = 4
+
+
+@pytest.fixture
+def alone() -> Iterator[dist.ProcessGroup]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    assert dist.group.WORLD is not None
+    yield dist.group.WORLD
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -132,15 +132,6 @@ def test_topk_sends_the_largest_magnitudes_as_they_are() -> None:
     assert round_trip(TopK(TopKConfig(ratio=0.5)), bucket).tolist() == [0.0, -4.0, 0.0, 3.0]
 
 
-@pytest.fixture
-def alone() -> Iterator[dist.ProcessGroup]:
-    """A process group of one rank."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    assert dist.group.WORLD is not None
-    yield dist.group.WORLD
-    dist.destroy_process_group()
-
-
 def exchange(averager: BucketAverager, bucket: Tensor, *, commit: bool = True) -> Tensor:
     averager.begin_step(measure_norms=False)
     mean = averager.start(bucket.clone(), (("weight", bucket.numel()),)).wait()

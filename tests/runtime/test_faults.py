@@ -8,6 +8,7 @@ from paceline.runtime.domain.events import Evaluated, SnapshotTaken, StepDone, T
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
 from paceline.runtime.errors import Conflict
+from paceline.runtime.launch.base import WorkerAddress
 from paceline.runtime.server import fleet, generations
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost
 from paceline.runtime.server.generations import Generations
@@ -208,6 +209,25 @@ def test_rank_after_rank_killed_throughout_a_trial(embedded: EmbeddedRuntime, on
     assert result_of(events).generations > 3
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
     assert_every_sample_once(events, global_batch=13, steps=100)
+
+
+def test_replacement_killed_before_it_attaches(
+    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, before, launcher = undisturbed("allreduce"), workers_started(embedded), embedded._runtime.launcher
+    launch, killed = launcher.launch, []
+
+    async def launch_and_kill(worker: WorkerAddress) -> None:
+        await launch(worker)
+        if not killed:
+            killed.append(worker)
+            launcher.kill(worker.device, worker.incarnation)
+
+    monkeypatch.setattr(launcher, "launch", launch_and_kill)
+    inject(step=5, position=5, phase="forward")
+    events = run(embedded, spec_of(embedded, "allreduce"))
+    assert digests(last_snapshot(events), "model") == expected
+    assert workers_started(embedded) == before + 2
 
 
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])

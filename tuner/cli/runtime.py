@@ -1,5 +1,6 @@
 """`paceline runtime`: execute trials for clients until it is told to stop."""
 
+import os
 import sys
 from typing import Annotated
 
@@ -26,6 +27,9 @@ def runtime(
     """Serve a runtime over gRPC until SIGTERM or Ctrl-C."""
     import asyncio
 
+    if workloads:
+        # An installed script, unlike `python -m`, does not look for modules in the current directory.
+        sys.path.insert(0, os.getcwd())
     from paceline.runtime.server.service import serve
 
     asyncio.run(
