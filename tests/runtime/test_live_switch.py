@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.runtime import workloads
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.compress import CODECS
-from paceline.runtime.domain.events import SnapshotTaken, TrialEvent, TrialStarted
+from paceline.runtime.domain.events import SnapshotTaken, StepDone, TrialEvent, TrialStarted
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import Budget, TrialSpec
