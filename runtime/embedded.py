@@ -73,8 +73,8 @@ class EmbeddedRuntime:
         entry = self._await(self._runtime.submit(spec, request_id or uuid.uuid4().hex))
         events = self._runtime.events(entry)
         try:
-            while (event := self._await(_next(events))) is not None:
-                yield event
+            while batch := self._await(_next(events)):
+                yield from batch
         finally:
             self._await(events.aclose())
 
@@ -112,5 +112,5 @@ class EmbeddedRuntime:
             self._loop.close()
 
 
-async def _next(events: AsyncIterator[TrialEvent]) -> TrialEvent | None:
-    return await anext(events, None)
+async def _next(events: AsyncIterator[list[TrialEvent]]) -> list[TrialEvent]:
+    return await anext(events, [])

@@ -88,6 +88,11 @@ class BucketAverager:
         """Let go of the group. An exchange that never ends keeps the averager alive, and must not keep the group."""
         self._group = None
 
+    @property
+    def needs_layout(self) -> bool:
+        """Whether `start` looks at the layout: there are residuals to add or to keep."""
+        return self.codec.error_feedback or bool(self._carried) or bool(self._residuals)
+
     def start(self, bucket: Tensor, layout: Layout) -> torch.futures.Future[Tensor]:
         """Average a flat fp32 bucket that the caller gives up; the future holds the mean, of the same shape."""
         began = time.perf_counter()

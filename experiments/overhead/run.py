@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 WORLD_SIZE = 4
 ROUNDS = 5
 WARMUP = 10
-STEPS = {"bytes-lm/small": 60, "bytes-lm/tiny": 300, "digits-cnn": 300}
+STEPS = {"bytes-lm/small": 60, "bytes-lm/tiny": 300}
 
 
 def _rank(rank: int, reference: str, steps: int, store: str, out: str) -> None:

@@ -48,16 +48,16 @@ class EventLog:
         self._grown.set()
         self._grown = asyncio.Event()
 
-    async def read(self) -> AsyncIterator[TrialEvent]:
-        """All events until the trial has ended."""
+    async def read(self) -> AsyncIterator[list[TrialEvent]]:
+        """All events until the trial has ended, as many at a time as there are."""
         position = 0
         while True:
             while position == len(self._events):
                 await self._grown.wait()
-            event = self._events[position]
-            position += 1
-            yield event
-            if isinstance(event, TrialFinished | TrialFailed):
+            batch = self._events[position:]
+            position += len(batch)
+            yield batch
+            if isinstance(batch[-1], TrialFinished | TrialFailed):
                 return
 
 
@@ -227,12 +227,15 @@ class Runtime:
         """All accepted trials, oldest first."""
         return tuple(self.trial(entry) for entry in self._entries.values())
 
-    async def events(self, entry: Entry) -> AsyncGenerator[TrialEvent]:
-        """All events of a trial from its first, until it has ended. Leaving as the last listener cancels it."""
+    async def events(self, entry: Entry) -> AsyncGenerator[list[TrialEvent]]:
+        """All events of a trial from its first, as many at a time as there are, until it has ended.
+
+        Leaving as the last listener cancels it.
+        """
         entry.subscribers += 1
         try:
-            async for event in entry.log.read():
-                yield event
+            async for batch in entry.log.read():
+                yield batch
         finally:
             entry.subscribers -= 1
             if entry.subscribers == 0 and not entry.ended:

@@ -76,8 +76,9 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServicer):
             spec = dataclasses.replace(spec, strategy=self._runtime.complete_strategy(spec, spec.strategy))
             entry = await self._runtime.submit(spec, request.request_id)
             async with aclosing(self._runtime.events(entry)) as events:
-                async for event in events:
-                    yield event_to_message(event)
+                async for batch in events:
+                    for event in batch:
+                        yield event_to_message(event)
         finally:
             self._streams -= 1
 

@@ -103,7 +103,10 @@ class AllReduce(SyncMode):
             ready: torch.futures.Future[Tensor] = torch.futures.Future()
             ready.set_result(bucket.buffer())
             return ready
-        layout: Layout = tuple((self._names[id(p)], p.numel()) for p in bucket.parameters())
+        # Listing a bucket's parameters costs more than the rest of this hook.
+        layout: Layout = ()
+        if self.averager.needs_layout:
+            layout = tuple((self._names[id(p)], p.numel()) for p in bucket.parameters())
         future = self.averager.start(bucket.buffer(), layout)
         self._last_launch = time.perf_counter()
         return future
