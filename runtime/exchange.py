@@ -107,12 +107,14 @@ class BucketAverager:
             self.codec.decode(payload, sent)
             self._staged[layout] = (bucket - sent).mul_(self.world_size)
         future = self._reduce(payload) if self.codec.linear else self._gather(payload)
+        # Gloo's own thread runs and drops this, and must not be the one that drops the group: nothing here holds it.
+        codec, meter, measure_norms = self.codec, self.meter, self.measure_norms
 
         def finish(done: torch.futures.Future[Any]) -> Tensor:
-            mean = self._decode(done.value(), payload, bucket)
-            if self.measure_norms:
-                self.meter.mean_square_norm += float(mean.square().sum())
-            self.meter.intervals.append((began, time.perf_counter()))
+            mean = _decode(codec, done.value(), payload, bucket)
+            if measure_norms:
+                meter.mean_square_norm += float(mean.square().sum())
+            meter.intervals.append((began, time.perf_counter()))
             return mean
 
         return future.then(finish)
@@ -132,23 +134,6 @@ class BucketAverager:
         work = dist.all_gather(gathered, packed, group=self.group, async_op=True)
         everything: torch.futures.Future[Any] = work.get_future().then(lambda _: gathered)
         return everything
-
-    def _decode(self, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
-        if self.codec.linear:
-            (reduced,) = payload
-            if reduced.data_ptr() == bucket.data_ptr():
-                return bucket
-            bucket.zero_()
-            self.codec.decode((reduced,), bucket)
-            return bucket
-        bucket.zero_()
-        sizes = [tensor.numel() * tensor.element_size() for tensor in payload]
-        # Every rank decodes in rank order, so all of them get the same bits.
-        for packed in received:
-            pieces = packed.split(sizes)
-            unpacked = tuple(piece.view(tensor.dtype) for piece, tensor in zip(pieces, payload, strict=True))
-            self.codec.decode(unpacked, bucket)
-        return bucket
 
     def _add_residual(self, bucket: Tensor, layout: Layout) -> None:
         residual = self._residuals.get(layout)
@@ -188,3 +173,21 @@ class BucketAverager:
     def carry(self, residuals: "Mapping[str, Tensor]") -> None:
         """Add these, by parameter name, to the next exchange of their parameters, whatever the codec."""
         self._carried = {name: residual.clone() for name, residual in residuals.items()}
+
+
+def _decode(codec: Codec, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
+    if codec.linear:
+        (reduced,) = payload
+        if reduced.data_ptr() == bucket.data_ptr():
+            return bucket
+        bucket.zero_()
+        codec.decode((reduced,), bucket)
+        return bucket
+    bucket.zero_()
+    sizes = [tensor.numel() * tensor.element_size() for tensor in payload]
+    # Every rank decodes in rank order, so all of them get the same bits.
+    for packed in received:
+        pieces = packed.split(sizes)
+        unpacked = tuple(piece.view(tensor.dtype) for piece, tensor in zip(pieces, payload, strict=True))
+        codec.decode(unpacked, bucket)
+    return bucket

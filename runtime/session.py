@@ -129,6 +129,7 @@ class Session:
         replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
             averager.carry(self._mode.averager.residuals())
+            self._mode.averager.release()
             self._mode.averager, self._mode.replica = averager, replica
             return
         self.suspend()
