@@ -230,6 +230,19 @@ def test_replacement_killed_before_it_attaches(
     assert workers_started(embedded) == before + 2
 
 
+def test_ranks_that_wait_for_a_stalled_one_get_out_of_the_collective(
+    embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generations, "ABORT_SECONDS", 3.0)
+    expected, before = undisturbed("allreduce"), workers_started(embedded)
+    inject(step=5, position=5, phase="forward", action="SIGKILL another and stall")
+    events = run(embedded, spec_of(embedded, "allreduce"))
+    assert digests(last_snapshot(events), "model") == expected
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
+    # The killed one and the stalled one, but not the two that waited for it.
+    assert workers_started(embedded) == before + 2
+
+
 @pytest.mark.parametrize("phase", ["forward", "optimizer"])
 @pytest.mark.parametrize("mode", MODES)
 def test_frozen_rank_is_killed_and_replaced(
@@ -278,6 +291,8 @@ def test_mistake_in_the_workload_ends_the_trial_with_its_label(
     assert result.failure == failure
     assert result.message.endswith(message)
     assert "\n" not in result.message
+    # Nobody was at fault but the workload: the ranks that waited for the mistaken one in a collective live on.
+    run(embedded, spec_of(embedded, mode))
     assert workers_started(embedded) == before
 
 
@@ -339,6 +354,20 @@ def test_rank_killed_while_a_live_switch_is_established(
     # The switch took place at the last state that all ranks agreed on, without a trace of what came after it.
     expected = switching.run(spec, {min(event.step for event in new): settings})
     assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+
+
+@pytest.mark.parametrize("settings", [{**LOCAL, "sync.period": 2}, {**LOCAL, "mapping.order": "3,1,0,2"}])
+def test_rank_killed_between_a_switch_and_the_next_sync_point(
+    embedded: EmbeddedRuntime, on_event: OnEvent, inject: Inject, settings: Settings
+) -> None:
+    switching, spec = Switching(embedded, on_event), switched_spec(embedded, LOCAL)
+    inject(step=5, position=5, phase="forward")
+    events = switching.run(spec, {4: settings})
+    # Step 4 was done before the switch, and what the dead rank learnt in it was shared with nobody.
+    assert [event.step for event in events if isinstance(event, TrialStarted)] == [0, 4, 3]
+    expected = switching.run(spec, {3: settings})
+    assert digests(last_snapshot(events), "model") == digests(last_snapshot(expected), "model")
+    assert_every_sample_once(events, global_batch=13, steps=STEPS)
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

@@ -27,16 +27,25 @@ def test_hold_names_the_first_step_not_begun() -> None:
     assert [gate.may_begin() for _ in range(2)] == [True, False]
 
 
-def test_a_held_rank_waits_and_is_released() -> None:
+@pytest.mark.parametrize(("until", "begins"), [(0, False), (1, True)])
+def test_a_held_rank_waits_and_is_released(monkeypatch: pytest.MonkeyPatch, until: int, begins: bool) -> None:
     gate = StepGate()
     gate.open(0, 100)
+    waiting, wait = threading.Event(), gate._changed.wait
+
+    def noticed() -> bool:
+        waiting.set()
+        return wait()
+
+    monkeypatch.setattr(gate._changed, "wait", noticed)
     gate.hold()
     answers: list[bool] = []
     rank = threading.Thread(target=lambda: answers.append(gate.may_begin()))
     rank.start()
-    gate.run_until(1)
+    assert waiting.wait(DEADLINE)
+    gate.run_until(until)
     rank.join(DEADLINE)
-    assert answers == [True]
+    assert answers == [begins]
 
 
 @pytest.mark.parametrize("held", [False, True])

@@ -326,6 +326,11 @@ def request_for(spec: TrialSpec, **fields: object) -> runtime_pb2.RunTrialReques
     return runtime_pb2.RunTrialRequest(spec=to_message(spec, types_pb2.TrialSpec), **values)
 
 
+def events_of(stub: runtime_pb2_grpc.RuntimeStub, request: runtime_pb2.RunTrialRequest) -> list[Any]:
+    """The whole stream, within the deadline."""
+    return list(stub.RunTrial(request, timeout=DEADLINE_SECONDS))
+
+
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     """The status that a call is answered with."""
     with pytest.raises(grpc.RpcError) as refused:
@@ -345,7 +350,7 @@ def test_refusals_travel_as_their_status(
     message: str,
 ) -> None:
     spec = refused_spec(embedded, places, settings, fields)
-    code, details = refusal(lambda: list(stub.RunTrial(request_for(spec), timeout=DEADLINE_SECONDS)))
+    code, details = refusal(lambda: events_of(stub, request_for(spec)))
     assert code is STATUS[kind]
     assert details.startswith(filled(places, message))
 
@@ -368,11 +373,11 @@ NO_ID = "request_id must be set; any unique text, for example a UUID"
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda stub, spec: list(stub.RunTrial(request_for(spec, request_id=""))), NO_ID),
+        (lambda stub, spec: events_of(stub, request_for(spec, request_id="")), NO_ID),
         (lambda stub, spec: stub.UpdateStrategy(runtime_pb2.UpdateStrategyRequest(trial_id="x")), NO_ID),
         (lambda stub, spec: stub.Snapshot(runtime_pb2.SnapshotRequest(trial_id="x")), NO_ID),
         (
-            lambda stub, spec: list(stub.RunTrial(runtime_pb2.RunTrialRequest(request_id="empty"))),
+            lambda stub, spec: events_of(stub, runtime_pb2.RunTrialRequest(request_id="empty")),
             "a budget needs steps or seconds; for example steps=200",
         ),
     ],
@@ -388,7 +393,7 @@ def test_knob_value_that_is_not_set_is_invalid(embedded: EmbeddedRuntime, stub: 
     request = request_for(spec_for(embedded, {}, steps=1))
     request.spec.strategy.values["sync.mode"].Clear()
     message = "a knob value must set one of boolean, integer, real, text"
-    assert refusal(lambda: list(stub.RunTrial(request))) == (grpc.StatusCode.INVALID_ARGUMENT, message)
+    assert refusal(lambda: events_of(stub, request)) == (grpc.StatusCode.INVALID_ARGUMENT, message)
 
 
 def test_missing_knobs_have_their_defaults(embedded: EmbeddedRuntime, stub: runtime_pb2_grpc.RuntimeStub) -> None:
@@ -403,7 +408,7 @@ def test_strategy_of_another_knob_space_is_refused(
 ) -> None:
     version, before = embedded.describe_knobs().version, embedded.list_trials()
     spec = spec_for(embedded, {}, steps=1)
-    assert refusal(lambda: list(stub.RunTrial(request_for(spec, knob_version="0" * 12)))) == (
+    assert refusal(lambda: events_of(stub, request_for(spec, knob_version="0" * 12))) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         f"the strategy is of knob space 000000000000, this runtime has {version}; describe the knobs again",
     )
@@ -485,7 +490,7 @@ def test_one_stream_more_than_allowed_is_refused_and_a_cancelled_one_makes_room(
     message = "4 event streams are open, the most this server allows; close one"
     spec = spec_for(embedded, {}, steps=1)
     for _ in range(2):
-        assert refusal(lambda: list(stub.RunTrial(request_for(spec)))) == (
+        assert refusal(lambda: events_of(stub, request_for(spec))) == (
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             message,
         )
@@ -496,13 +501,13 @@ def test_one_stream_more_than_allowed_is_refused_and_a_cancelled_one_makes_room(
     for index in range(MAX_STREAMS):
         full[index].cancel()
         full[index] = take_place(lambda: stub.RunTrial(same))
-        assert refusal(lambda: list(stub.RunTrial(same))) == (grpc.StatusCode.RESOURCE_EXHAUSTED, message)
+        assert refusal(lambda: events_of(stub, same)) == (grpc.StatusCode.RESOURCE_EXHAUSTED, message)
 
 
 def test_refused_requests_keep_no_place(embedded: EmbeddedRuntime, stub: runtime_pb2_grpc.RuntimeStub) -> None:
     bad = request_for(dataclasses.replace(spec_for(embedded, {}, steps=1), workload="nothing"))
     for _ in range(3 * MAX_STREAMS):
-        assert refusal(lambda: list(stub.RunTrial(bad)))[0] is grpc.StatusCode.INVALID_ARGUMENT
+        assert refusal(lambda: events_of(stub, bad))[0] is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_client_that_does_not_read_keeps_no_place_once_it_has_gone(
@@ -510,13 +515,13 @@ def test_client_that_does_not_read_keeps_no_place_once_it_has_gone(
 ) -> None:
     # More events than flow control lets the server send ahead.
     request = request_for(spec_for(embedded, {}, steps=60, snapshot_every=1))
-    events = list(stub.RunTrial(request, timeout=DEADLINE_SECONDS))
+    events = events_of(stub, request)
     assert sum(event.ByteSize() for event in events) > 2 * 2**16
     with grpc.insecure_channel(address) as idle:
         streams = [runtime_pb2_grpc.RuntimeStub(idle).RunTrial(request) for _ in range(MAX_STREAMS)]
         for stream in streams:
             next(stream)
-        assert refusal(lambda: list(stub.RunTrial(request)))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refusal(lambda: events_of(stub, request))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
     for stream in [take_place(lambda: stub.RunTrial(request)) for _ in range(MAX_STREAMS)]:
         stream.cancel()
 
@@ -534,7 +539,7 @@ def test_message_over_the_limit_is_refused_by_both_sides(
     embedded: EmbeddedRuntime, stub: runtime_pb2_grpc.RuntimeStub, address: str
 ) -> None:
     spec = dataclasses.replace(spec_for(embedded, {}, steps=1), workload="x" * (MESSAGE_LIMIT + 1))
-    code, details = refusal(lambda: list(stub.RunTrial(request_for(spec), timeout=DEADLINE_SECONDS)))
+    code, details = refusal(lambda: events_of(stub, request_for(spec)))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert str(MESSAGE_LIMIT) in details
     with RuntimeClient(address) as client:

@@ -7,6 +7,7 @@ that sample removes the file and then fails, so each fault happens once.
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ def _act(action: str) -> None:
             for process in others[: 1 if action == "SIGKILL two" else None]:
                 process.kill()
             os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGKILL another and stall":
+            next(process for process in psutil.Process(os.getppid()).children() if process.pid != os.getpid()).kill()
+            threading.Event().wait()
         case "MemoryError":
             raise MemoryError("no memory for the test")
         case "ValueError":
