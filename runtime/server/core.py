@@ -82,6 +82,15 @@ class Entry:
         return self.result is not None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request to a running trial, kept so that the same request id is never served twice."""
+
+    trial_id: str
+    strategy: Strategy | None
+    answer: "asyncio.Future[int | Snapshot]"
+
+
 class Runtime:
     """One cluster's runtime. All methods run on one event loop; `api.RuntimeAPI` says what they do."""
 
@@ -98,7 +107,7 @@ class Runtime:
         self._cluster: Cluster | None = None
         self._entries: dict[str, Entry] = {}
         self._by_request: dict[str, str] = {}
-        self._answers: dict[str, asyncio.Future[int | Snapshot]] = {}
+        self._answers: dict[str, Asked] = {}
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._runs: asyncio.Task[None] | None = None
         self._start_losses: dict[tuple[str, int, str], float] = {}
@@ -264,15 +273,19 @@ class Runtime:
         return snapshot
 
     async def _ask(self, entry: Entry, strategy: Strategy | None, request_id: str) -> int | Snapshot:
-        if request_id not in self._answers:
+        asked = self._answers.get(request_id)
+        if asked is None:
             if entry.runner is None or entry.ended:
                 raise Conflict(f"trial {entry.trial_id} is {entry.state}, not running")
-            done: asyncio.Future[int | Snapshot] = asyncio.get_running_loop().create_future()
-            self._answers[request_id] = done
-            entry.runner.requests.put_nowait(Request(strategy=strategy, done=done))
+            asked = self._answers[request_id] = Asked(
+                trial_id=entry.trial_id, strategy=strategy, answer=asyncio.get_running_loop().create_future()
+            )
+            entry.runner.requests.put_nowait(Request(strategy=strategy, done=asked.answer))
             entry.runner.stop_soon()
+        elif (asked.trial_id, asked.strategy) != (entry.trial_id, strategy):
+            raise Conflict(f"request id {request_id!r} was used for another request; choose a new one")
         # Shielded: a client that gives up must not take the answer away from one that asks again.
-        return await asyncio.shield(self._answers[request_id])
+        return await asyncio.shield(asked.answer)
 
     async def _run_queue(self) -> None:
         while True:

@@ -180,7 +180,7 @@ def test_rank_killed_while_the_job_stands_at_a_barrier(
     embedded: EmbeddedRuntime, on_event: OnEvent, mode: str, moment: type[TrialEvent]
 ) -> None:
     spec = spec_for(embedded, settings_of(embedded, mode), steps=8, workload="regression/sgd", snapshot_every=4)
-    expected, killed = run(embedded, spec), []
+    expected, killed = run(embedded, spec), list[Worker]()
 
     def kill(runner: TrialRunner, event: TrialEvent) -> None:
         if not killed and isinstance(event, moment) and runner.step == 4:
@@ -197,7 +197,7 @@ def test_rank_killed_while_the_job_stands_at_a_barrier(
 @pytest.mark.parametrize("mode", MODES)
 def test_rank_after_rank_killed_throughout_a_trial(embedded: EmbeddedRuntime, on_event: OnEvent, mode: str) -> None:
     spec = spec_for(embedded, settings_of(embedded, mode), steps=100, workload="regression/sgd")
-    expected, killed = run(embedded, spec), []
+    expected, killed = run(embedded, spec), list[int]()
 
     def kill(runner: TrialRunner, event: TrialEvent) -> None:
         if isinstance(event, StepDone) and event.step // 20 > len(killed):
@@ -215,7 +215,7 @@ def test_replacement_killed_before_it_attaches(
     embedded: EmbeddedRuntime, undisturbed: Weights, inject: Inject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, before, launcher = undisturbed("allreduce"), workers_started(embedded), embedded._runtime.launcher
-    launch, killed = launcher.launch, []
+    launch, killed = launcher.launch, list[WorkerAddress]()
 
     async def launch_and_kill(worker: WorkerAddress) -> None:
         await launch(worker)
@@ -332,7 +332,7 @@ def test_rank_killed_while_a_live_switch_is_established(
     settings: Settings,
     after: int,
 ) -> None:
-    switching, killed = Switching(embedded, on_event), []
+    switching, killed = Switching(embedded, on_event), list[Worker]()
     plan = Generations.plan
 
     def plan_and_kill(self: Generations, workers: tuple[Worker, ...]) -> object:

@@ -272,3 +272,22 @@ def test_drifted_replicas_are_averaged_when_the_mode_changes(embedded: EmbeddedR
         assert not torch.equal(own[0][name], own[1][name])
         moment = 0.9 * mean(moments, f"{index}.momentum_buffer") + gradient[name]
         torch.testing.assert_close(trained[name], mean(own, name) - LEARNING_RATE * moment, rtol=1e-4, atol=1e-5)
+
+
+def test_request_id_of_another_request_is_refused(runtime: RuntimeAPI) -> None:
+    space = runtime.describe_knobs()
+    trial = RunningTrial(
+        runtime, TrialSpec(workload="regression", strategy=space.default, budget=Budget(steps=FOREVER))
+    )
+    request_id = f"used by {trial.trial_id}"
+    generation = runtime.update_strategy(
+        trial.trial_id, space.strategy({"compress.codec": "bf16"}), request_id=request_id
+    )
+    refused = f"^request id '{request_id}' was used for another request; choose a new one$"
+    with pytest.raises(Conflict, match=refused):
+        runtime.snapshot(trial.trial_id, request_id=request_id)
+    with pytest.raises(Conflict, match=refused):
+        runtime.update_strategy(trial.trial_id, space.strategy({"compress.codec": "fp16"}), request_id=request_id)
+    assert runtime.get_trial(trial.trial_id).generation == generation
+    runtime.cancel_trial(trial.trial_id)
+    assert result_of(trial.wait()).generations == 2

@@ -29,7 +29,7 @@ from tests.runtime.support import (
     spec_for,
 )
 
-PACELINE = Path(sys.executable).with_name("paceline")
+PACELINE = str(Path(sys.executable).with_name("paceline"))
 
 OPERATORS_MODULE = """
 import torch
@@ -131,7 +131,8 @@ def test_nothing_is_left_of_a_runtime_that_ends_in_the_middle_of_a_trial(
 @pytest.mark.slow
 def test_runtime_that_is_stopped_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
     with launched(tmp_path) as process:
-        server, children, deadline = psutil.Process(process.pid), [], time.monotonic() + DEADLINE_SECONDS
+        server, deadline = psutil.Process(process.pid), time.monotonic() + DEADLINE_SECONDS
+        children: list[psutil.Process] = []
         while not children and time.monotonic() < deadline:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.1)
