@@ -69,6 +69,7 @@ def random_cluster(rng: np.random.Generator, workload: WorkloadProfile) -> Clust
             source=source,
             target=target,
             bandwidth=inside if source == target else bandwidth,
+            alone=inside if source == target else bandwidth,
             latency=latency,
         )
         for source in names

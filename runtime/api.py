@@ -1,6 +1,6 @@
 """What a runtime offers, as one interface: `RuntimeClient` (gRPC) and `EmbeddedRuntime` (in process) both have it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from paceline.runtime.domain.cluster import Cluster
@@ -46,6 +46,12 @@ class RuntimeAPI(Protocol):
 
     def snapshot(self, trial_id: str, *, request_id: str = "") -> Snapshot:
         """Take a snapshot of a running trial at its next step boundary."""
+
+    def change_cluster(self, changes: Sequence[str], *, request_id: str = "") -> None:
+        """Change what the cluster can do, at once: `TARGET.SETTING=VALUE` each, all of them or none.
+
+        Raises InvalidRequest where the cluster was not built by its launcher, as a lab is.
+        """
 
     def close(self) -> None:
         """Release the connection; an embedded runtime stops its workers."""

@@ -1,7 +1,7 @@
 """The gRPC client of a runtime: `api.RuntimeAPI` over a channel."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -116,6 +116,11 @@ class RuntimeClient:
         """Take a snapshot now."""
         request = runtime_pb2.SnapshotRequest(request_id=request_id or uuid.uuid4().hex, trial_id=trial_id)
         return from_message(self._call(self._stub.Snapshot, request), Snapshot)
+
+    def change_cluster(self, changes: Sequence[str], *, request_id: str = "") -> None:
+        """Change the cluster now."""
+        request = runtime_pb2.ChangeClusterRequest(request_id=request_id or uuid.uuid4().hex, changes=changes)
+        self._call(self._stub.ChangeCluster, request)
 
     def close(self) -> None:
         """Close the channel."""

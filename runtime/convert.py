@@ -150,6 +150,8 @@ def _set_sequence(message: Any, name: str, items: tuple[Any, ...]) -> None:
             target.append(item)
         elif field.message_type.name == "SampleRange":
             target.add(start=item[0], stop=item[1])
+        elif field.message_type.name == "DeviceGroup":
+            target.add(devices=item)
         else:
             _fill(target.add(), item)
 
@@ -201,7 +203,10 @@ def _get_sequence(value: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (value.low, value.high)
     element = arguments[0]
     if typing.get_origin(element) is tuple:
-        return tuple((item.start, item.stop) for item in value)
+        return tuple(
+            tuple(item.devices) if isinstance(item, types_pb2.DeviceGroup) else (item.start, item.stop)
+            for item in value
+        )
     if dataclasses.is_dataclass(element):
         return tuple(from_message(item, element) for item in value)  # type: ignore[arg-type]
     return tuple(value)

@@ -6,7 +6,7 @@ The workers are real processes all the same, and everything runs through the cod
 import asyncio
 import threading
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -99,6 +99,10 @@ class EmbeddedRuntime:
         """Take a snapshot now."""
         entry = self._runtime.entry(trial_id)
         return self._await(self._runtime.snapshot(entry, request_id or uuid.uuid4().hex))
+
+    def change_cluster(self, changes: Sequence[str], *, request_id: str = "") -> None:
+        """Change the cluster now."""
+        self._await(self._runtime.change_cluster(changes, request_id or uuid.uuid4().hex))
 
     def close(self) -> None:
         """Stop the workers and the event loop; idempotent."""

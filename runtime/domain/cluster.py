@@ -56,14 +56,43 @@ class Link:
     """Node that receives; equal to `source` for traffic between devices of one node."""
     bandwidth: float
     """Sustained rate of one rank's traffic while every rank exchanges at once, B/s."""
+    alone: float
+    """The same while nobody else exchanges, B/s."""
     latency: float
     """One-way time of a small message, s."""
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.bandwidth) and self.bandwidth > 0):
-            raise InvalidRequest(f"link {self.source}->{self.target}: bandwidth must be positive and finite")
+        for name in ("bandwidth", "alone"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InvalidRequest(f"link {self.source}->{self.target}: {name}={value} must be positive and finite")
         if not (math.isfinite(self.latency) and self.latency >= 0):
             raise InvalidRequest(f"link {self.source}->{self.target}: latency must be finite, not negative")
+
+
+OUTERMOST = "cluster"
+"""Name of the traffic between devices that no group holds together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tier:
+    """A level of the network: groups of devices, each with its own way out to the other groups."""
+
+    name: str
+    """What a group is, `node` or `rack`; also the name of the traffic inside the groups that no inner tier carries."""
+    groups: tuple[tuple[int, ...], ...]
+    """Device indices of each group, ascending; every device is in exactly one."""
+    uplinks: tuple[float, ...]
+    """Rate of each group's way out, in each direction, with all its devices exchanging with other groups at once,
+    B/s."""
+
+    def __post_init__(self) -> None:
+        if len(self.groups) != len(self.uplinks) or not all(math.isfinite(rate) and rate > 0 for rate in self.uplinks):
+            raise InvalidRequest(f"tier {self.name}: needs one positive, finite uplink per group")
+
+    def group_of(self, device: int) -> int:
+        """Index of the group that holds the device."""
+        return next(index for index, group in enumerate(self.groups) if device in group)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +105,9 @@ class Cluster:
     """Index in this tuple = device index in `mapping.order`."""
     links: tuple[Link, ...]
     """Measured links between (and inside) nodes."""
+    tiers: tuple[Tier, ...] = ()
+    """Levels of the network, the innermost first, each group of a tier inside one group of the next; without those that
+    have a single group. Empty where all devices sit in one node."""
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -83,8 +115,22 @@ class Cluster:
         names = [device.name for device in self.devices]
         if len(set(names)) != len(names):
             raise InvalidRequest(f"cluster {self.name}: device names must be unique, got {', '.join(names)}")
+        inner: tuple[tuple[int, ...], ...] = tuple((index,) for index in range(self.size))
+        for tier in self.tiers:
+            if sorted(index for group in tier.groups for index in group) != list(range(self.size)):
+                raise InvalidRequest(f"cluster {self.name}: tier {tier.name} must hold every device exactly once")
+            if any(len({tier.group_of(index) for index in group}) > 1 for group in inner):
+                raise InvalidRequest(f"cluster {self.name}: tier {tier.name} splits a group of the tier inside it")
+            inner = tier.groups
 
     @property
     def size(self) -> int:
         """Number of devices: the largest world size."""
         return len(self.devices)
+
+    def tier_between(self, device: int, other: int) -> str:
+        """Name of the traffic between two devices: the innermost tier that holds both in one group."""
+        for tier in self.tiers:
+            if tier.group_of(device) == tier.group_of(other):
+                return tier.name
+        return OUTERMOST

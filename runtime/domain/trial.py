@@ -30,6 +30,26 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TimedChange:
+    """A change of the cluster at a point of a trial, so that what follows from it can be studied again and again."""
+
+    change: str
+    """`TARGET.SETTING=VALUE`, as the cluster's launcher understands it, e.g. `n3.speed=0.1`."""
+    step: int | None = None
+    """Make it once so many steps of the trial are done, at least 1."""
+    seconds: float | None = None
+    """Make it so many seconds after the trial's first step began."""
+
+    def __post_init__(self) -> None:
+        if (self.step is None) == (self.seconds is None):
+            raise InvalidRequest(f"timed change {self.change!r} needs either a step or seconds")
+        if self.step is not None and self.step < 1:
+            raise InvalidRequest(f"timed change {self.change!r}: step={self.step} must be at least 1")
+        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds >= 0):
+            raise InvalidRequest(f"timed change {self.change!r}: seconds={self.seconds} must be finite, not negative")
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrialSpec:
     """What a client asks for. Equal specs give comparable trials: same start state, same sample order."""
 
@@ -53,6 +73,8 @@ class TrialSpec:
     """Take a snapshot each so many steps; 0: none."""
     on_worker_lost: str = "replace"
     """`replace`: go on from the last agreed state with a new worker; `fail`: end with `worker_lost`."""
+    timeline: tuple[TimedChange, ...] = ()
+    """Changes of the cluster during the trial; undone at its end, so that the next trial finds what this one found."""
 
     def __post_init__(self) -> None:
         if self.evaluations < 1:
@@ -147,6 +169,8 @@ class TrialResult:
     """None, or a label: `oom`, `diverged`, `illegal`, `timeout`, `worker_lost`, `cancelled`, `error`."""
     message: str = ""
     """One line about the failure."""
+    link_utilisation: dict[str, float] = field(default_factory=dict)
+    """Rate of the traffic on the busiest link of each tier / what that link can carry."""
 
     @property
     def heldout_loss(self) -> float | None:

@@ -1,10 +1,11 @@
 """What a launcher is."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.registry import Registry
 
 
@@ -36,8 +37,9 @@ class WorkerAddress:
     """The operator's own workloads, `module:Class`, that it must register."""
 
 
-OnExit = Callable[[int, int], None]
-"""Called with device and incarnation when a worker process has ended, for whatever reason."""
+OnExit = Callable[[int, int, str], None]
+"""Called with device, incarnation and cause when a worker process has ended. The cause is a failure label where the
+launcher knows better than that the worker is lost (`oom`), else empty."""
 
 
 class Launcher(ABC):
@@ -59,6 +61,11 @@ class Launcher(ABC):
     def slots(self) -> tuple[DeviceSlot, ...]:
         """All devices, by device index."""
 
+    @property
+    def host(self) -> str:
+        """Address of this machine under which workers reach their server, once started."""
+        return "127.0.0.1"
+
     @abstractmethod
     async def start(self, on_exit: OnExit) -> None:
         """Prepare for launching. `on_exit` is called from the running event loop."""
@@ -70,6 +77,17 @@ class Launcher(ABC):
     @abstractmethod
     def kill(self, device: int, incarnation: int) -> None:
         """SIGKILL a worker. Nothing happens if it has ended already."""
+
+    def check_changes(self, changes: Sequence[str]) -> None:
+        """Raise InvalidRequest unless the cluster can be changed like this; each is `TARGET.SETTING=VALUE`."""
+        if changes:
+            raise InvalidRequest(f"cluster {self.reference} is what it is; only a lab can be changed: lab:two-racks")
+
+    async def change(self, changes: Sequence[str]) -> None:
+        """Make changes that `check_changes` has passed, whatever the workers are doing."""
+
+    async def restore(self) -> None:
+        """Undo all changes."""
 
     @abstractmethod
     async def close(self) -> None:

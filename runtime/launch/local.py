@@ -85,7 +85,7 @@ class Local(Launcher):
     def _exited(self, device: int, incarnation: int) -> None:
         assert self._on_exit is not None
         self._running.discard((device, incarnation))
-        self._on_exit(device, incarnation)
+        self._on_exit(device, incarnation, "")
 
     def _send(self, request: dict[str, Any]) -> None:
         assert self._process is not None

@@ -108,6 +108,7 @@ class Runtime:
         self._entries: dict[str, Entry] = {}
         self._by_request: dict[str, str] = {}
         self._answers: dict[str, Asked] = {}
+        self._changes: dict[str, asyncio.Task[None]] = {}
         self._queue: asyncio.Queue[Entry] = asyncio.Queue()
         self._runs: asyncio.Task[None] | None = None
         self._start_losses: dict[tuple[str, int, str], float] = {}
@@ -152,6 +153,7 @@ class Runtime:
                 source=node,
                 target=node,
                 bandwidth=statistics.median(answer.bandwidth for answer in answers),
+                alone=statistics.median(answer.bandwidth for answer in answers),
                 latency=statistics.median(answer.profile.net_latency for answer in answers),
             )
             for node in nodes
@@ -197,6 +199,7 @@ class Runtime:
                 f"use at most {self.cluster.size}"
             )
         self._check_strategy(spec, spec.strategy, workload.global_batch)
+        self.launcher.check_changes([timed.change for timed in spec.timeline])
         if not spec.start_snapshot:
             return None
         snapshot = self.store.load(spec.start_snapshot)
@@ -271,6 +274,13 @@ class Runtime:
         snapshot = await self._ask(entry, None, request_id)
         assert isinstance(snapshot, Snapshot)
         return snapshot
+
+    async def change_cluster(self, changes: Sequence[str], request_id: str) -> None:
+        """Change what the cluster can do, whatever runs."""
+        self.launcher.check_changes(changes)
+        if request_id not in self._changes:
+            self._changes[request_id] = asyncio.create_task(self.launcher.change(tuple(changes)))
+        await asyncio.shield(self._changes[request_id])
 
     async def _ask(self, entry: Entry, strategy: Strategy | None, request_id: str) -> int | Snapshot:
         asked = self._answers.get(request_id)

@@ -43,6 +43,7 @@ class Worker:
         self.attached = asyncio.Event()
         self.lost = asyncio.Event()
         self.outgoing: asyncio.Queue[control_pb2.Command] = asyncio.Queue()
+        self.cause_of_loss = ""
         self.resident_bytes = 0
         self.last_seen = time.monotonic()
         self.on_reports: Callable[[Sequence[control_pb2.StepReport]], None] = lambda reports: None
@@ -79,8 +80,9 @@ class Worker:
         elif (answer := self._pending.get(message.command_id)) and not answer.done():
             answer.set_result(message)
 
-    def mark_lost(self) -> None:
+    def mark_lost(self, cause: str = "") -> None:
         """The process has ended: every open call fails, and nobody waits for it to attach."""
+        self.cause_of_loss = self.cause_of_loss or cause
         self.lost.set()
         self.attached.set()
         for answer in self._pending.values():
@@ -116,9 +118,10 @@ class Fleet(control_pb2_grpc.ControlServicer):
         """Start the control service and all workers. Raises WorkerFailure."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
         control_pb2_grpc.add_ControlServicer_to_server(self, self._server)
-        self._address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        await self._server.start()
         await self.launcher.start(self._on_exit)
+        host = self.launcher.host
+        self._address = f"{host}:{self._server.add_insecure_port(f'{host}:0')}"
+        await self._server.start()
         self._watch = asyncio.create_task(self._watch_silence())
         await self.complete(range(len(self.launcher.slots)))
 
@@ -166,10 +169,10 @@ class Fleet(control_pb2_grpc.ControlServicer):
         """Kill a worker whose state is unknown, so that it can do nothing more and its peers notice."""
         self.launcher.kill(worker.device, worker.incarnation)
 
-    def _on_exit(self, device: int, incarnation: int) -> None:
+    def _on_exit(self, device: int, incarnation: int, cause: str) -> None:
         worker = self._workers.get(device)
         if worker is not None and worker.incarnation == incarnation:
-            worker.mark_lost()
+            worker.mark_lost(cause)
 
     async def _watch_silence(self) -> None:
         while True:

@@ -72,7 +72,7 @@ class Generations:
         self._snapshot_url = snapshot_url
         self._number = 0
         # The server hosts the rendezvous store, so that it outlives every worker.
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = dist.TCPStore(fleet.launcher.host, 0, is_master=True, wait_for_workers=False)
 
     def plan(self, workers: Sequence[Worker]) -> control_pb2.Plan:
         """A plan of the next number with nothing but members and store."""
@@ -81,7 +81,7 @@ class Generations:
         return control_pb2.Plan(
             generation=self._number,
             members=members,
-            store_host="127.0.0.1",
+            store_host=self.fleet.launcher.host,
             store_port=self._store.port,
         )
 
@@ -144,16 +144,23 @@ class Generations:
         raise WorkerFailure(f"no generation came about in {MAX_ATTEMPTS} attempts; workers die while joining")
 
     async def explain(self, error: WorkerLost | WorkerError, workers: Sequence[Worker]) -> None:
-        """Return if the loss of a worker explains the error; else abort everybody and raise it."""
-        if isinstance(error, WorkerLost):
-            return
-        waits = [asyncio.create_task(worker.lost.wait()) for worker in workers]
-        done, rest = await asyncio.wait(waits, timeout=LOSS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        for wait in rest:
-            wait.cancel()
-        if not done:
-            await self.abort(workers)
-            raise error
+        """Return if the loss of a worker explains the error and another may fare better; else abort all and raise.
+
+        Raises the error itself, or WorkerError with the label of what ended a worker.
+        """
+        if isinstance(error, WorkerError):
+            waits = [asyncio.create_task(worker.lost.wait()) for worker in workers]
+            done, rest = await asyncio.wait(waits, timeout=LOSS_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            for wait in rest:
+                wait.cancel()
+            if not done:
+                await self.abort(workers)
+                raise error
+        for worker in workers:
+            if worker.cause_of_loss:
+                await self.abort(workers)
+                name = self.fleet.launcher.slots[worker.device].name
+                raise WorkerError(worker, worker.cause_of_loss, f"{name} ended its worker: {worker.cause_of_loss}")
 
     async def abort(self, workers: Sequence[Worker]) -> dict[Worker, Standing]:
         """Make all survivors leave their groups; what each of them holds. Those that do not answer are killed."""

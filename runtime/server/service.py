@@ -116,6 +116,13 @@ class RuntimeService(runtime_pb2_grpc.RuntimeServicer):
         snapshot = await self._runtime.snapshot(entry, request.request_id)
         return to_message(snapshot, types_pb2.Snapshot)
 
+    @unary
+    async def ChangeCluster(self, request: runtime_pb2.ChangeClusterRequest, context: Context) -> Any:
+        """Change the cluster."""
+        _require_id(request.request_id)
+        await self._runtime.change_cluster(request.changes, request.request_id)
+        return runtime_pb2.ChangeClusterReply()
+
 
 def _require_id(request_id: str) -> None:
     if not request_id:

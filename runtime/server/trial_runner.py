@@ -17,6 +17,7 @@ from paceline.runtime.errors import Conflict
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generation, Generations, Standing
 from paceline.runtime.server.steps import StepCollector
+from paceline.runtime.server.timeline import Timeline
 from paceline.runtime.snapshot.store import SnapshotStore
 
 FOREVER = 2**62
@@ -104,6 +105,7 @@ class TrialRunner:
         self._snapshot_step = 0
         self._stopped_at = 0.0
         self._settled = False
+        self._timeline = Timeline(spec.timeline, generations.fleet.launcher)
 
     @property
     def generation(self) -> Generation:
@@ -130,6 +132,7 @@ class TrialRunner:
             raise TrialEnded(error.label, f"{error.worker}: {error}") from None
         finally:
             self._refuse_requests()
+            await self._timeline.end()
 
     async def _go_on(self) -> None:
         """Train to the next barrier and do what is due there."""
@@ -224,6 +227,7 @@ class TrialRunner:
     def _take_steps(self, steps: Sequence[StepDone]) -> None:
         for step in steps:
             self.record.steps.append(step)
+            self._timeline.reach(step.step - self._first_step)
             self._emit(step)
             if not math.isfinite(step.loss):
                 self.stop_soon()
@@ -243,6 +247,7 @@ class TrialRunner:
     async def _advance(self, until: int, seconds: float | None) -> None:
         """Train until the step, or until the seconds have passed or something asks for a barrier."""
         workers = self.generation.workers
+        self._timeline.begin()
         run = asyncio.create_task(call_all(workers, run=control_pb2.Command.Run(until_step=until)))
         wake = asyncio.create_task(self._wake.wait())
         try:

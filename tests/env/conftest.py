@@ -50,7 +50,7 @@ def cluster_of() -> ClusterOf:
             for index, (node, speed) in enumerate(zip(nodes, speeds, strict=True))
         )
         links = tuple(
-            Link(source=source, target=target, bandwidth=bandwidth, latency=1e-4)
+            Link(source=source, target=target, bandwidth=bandwidth, alone=bandwidth, latency=1e-4)
             for source in sorted(set(nodes))
             for target in sorted(set(nodes))
         )

@@ -23,7 +23,7 @@ from paceline.runtime.convert import (
     strategy_to_message,
     to_message,
 )
-from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link
+from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link, Tier
 from paceline.runtime.domain.domains import Boolean, Categorical, Domain, KnobValue, Number, PerRank
 from paceline.runtime.domain.events import (
     Evaluated,
@@ -37,7 +37,7 @@ from paceline.runtime.domain.events import (
 from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement
 from paceline.runtime.domain.snapshot import Snapshot, SnapshotPart
 from paceline.runtime.domain.strategy import Strategy
-from paceline.runtime.domain.trial import Budget, HeldOutPoint, StepSplit, Trial, TrialResult, TrialSpec
+from paceline.runtime.domain.trial import Budget, HeldOutPoint, StepSplit, TimedChange, Trial, TrialResult, TrialSpec
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.knobs import knob_space
@@ -56,7 +56,8 @@ DOMAINS: st.SearchStrategy[Domain] = st.one_of(
 
 CONSTRAINED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
     DeviceProfile: dict.fromkeys(("flops", "mem_bw", "net_latency", "pcie_bw", "memory"), positive),
-    Link: {"bandwidth": positive, "latency": positive},
+    Link: dict.fromkeys(("bandwidth", "alone", "latency"), positive),
+    TimedChange: {"step": st.integers(1, 2**31), "seconds": st.none()},
     Budget: {"steps": st.integers(1, 2**31), "seconds": st.none() | positive, "target_loss": st.none() | reals},
     TrialSpec: {"evaluations": st.integers(1, 9), "on_worker_lost": st.sampled_from(["replace", "fail"])},
     WorkloadProfile: {
@@ -97,11 +98,25 @@ UNFOLDED: dict[Any, st.SearchStrategy[Any]] = {
     Domain: DOMAINS,
     Strategy: st.dictionaries(st.text(), knob_values, max_size=3).map(Strategy.of),
 }
-UNFOLDED[Cluster] = st.builds(
-    Cluster,
-    name=st.text(),
-    devices=st.lists(any_of(Device), min_size=1, max_size=3, unique_by=lambda device: device.name).map(tuple),
-    links=st.lists(any_of(Link), max_size=2).map(tuple),
+
+
+def tiers(size: int) -> st.SearchStrategy[tuple[Tier, ...]]:
+    """No tier, or one of up to as many groups as devices."""
+    groups = tuple((index,) for index in range(size))
+    rates = st.lists(positive, min_size=size, max_size=size).map(tuple)
+    return st.just(()) | st.builds(Tier, name=st.text(), groups=st.just(groups), uplinks=rates).map(
+        lambda tier: (tier,)
+    )
+
+
+UNFOLDED[Cluster] = st.lists(any_of(Device), min_size=1, max_size=3, unique_by=lambda device: device.name).flatmap(
+    lambda devices: st.builds(
+        Cluster,
+        name=st.text(),
+        devices=st.just(tuple(devices)),
+        links=st.lists(any_of(Link), max_size=2).map(tuple),
+        tiers=tiers(len(devices)),
+    )
 )
 
 MESSAGES: dict[type, type[Message]] = {
@@ -109,7 +124,7 @@ MESSAGES: dict[type, type[Message]] = {
         cls: getattr(types_pb2, cls.__name__)
         for cls in (
             DeviceProfile, Device, Link, Cluster, WorkloadProfile, Requirement, Knob, KnobSpace, Budget, TrialSpec,
-            StepSplit, HeldOutPoint, TrialResult, Trial, SnapshotPart, Snapshot,
+            TimedChange, StepSplit, HeldOutPoint, TrialResult, Trial, SnapshotPart, Snapshot,
         )
     },
     **{

@@ -159,6 +159,34 @@ class Member(_message.Message):
 Global___Member: _TypeAlias = Member  # noqa: Y015
 
 @_typing.final
+class Level(_message.Message):
+    """A level of the network between the ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the tier."""
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Group of each rank."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        groups: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Level: _TypeAlias = Level  # noqa: Y015
+
+@_typing.final
 class Plan(_message.Message):
     """One agreed (members, placement, strategy, state source)."""
 
@@ -176,6 +204,7 @@ class Plan(_message.Message):
     SOURCE_RANK_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     SNAPSHOT_URL_FIELD_NUMBER: _builtins.int
+    LEVELS_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     trial_id: _builtins.str
     workload: _builtins.str
@@ -201,6 +230,10 @@ class Plan(_message.Message):
     def snapshot(self) -> _types_pb2.Snapshot:
         """Snapshot that state comes from."""
 
+    @_builtins.property
+    def levels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Level]:
+        """Tiers of the network, the innermost first."""
+
     def __init__(
         self,
         *,
@@ -216,10 +249,11 @@ class Plan(_message.Message):
         source_rank: _builtins.int | None = ...,
         snapshot: _types_pb2.Snapshot | None = ...,
         snapshot_url: _builtins.str = ...,
+        levels: _abc.Iterable[Global___Level] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "snapshot", b"snapshot", "source_rank", b"source_rank", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "generation", b"generation", "members", b"members", "seed", b"seed", "shares", b"shares", "snapshot", b"snapshot", "snapshot_url", b"snapshot_url", "source_rank", b"source_rank", "store_host", b"store_host", "store_port", b"store_port", "strategy", b"strategy", "trial_id", b"trial_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "generation", b"generation", "levels", b"levels", "members", b"members", "seed", b"seed", "shares", b"shares", "snapshot", b"snapshot", "snapshot_url", b"snapshot_url", "source_rank", b"source_rank", "store_host", b"store_host", "store_port", b"store_port", "strategy", b"strategy", "trial_id", b"trial_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
@@ -231,6 +265,30 @@ class Plan(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__source_rank) -> _WhichOneofReturnType__source_rank | None: ...
 
 Global___Plan: _TypeAlias = Plan  # noqa: Y015
+
+@_typing.final
+class Flow(_message.Message):
+    """Bytes from one rank to another, as fast as they go."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    source: _builtins.int
+    target: _builtins.int
+    def __init__(
+        self,
+        *,
+        source: _builtins.int = ...,
+        target: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Flow: _TypeAlias = Flow  # noqa: Y015
 
 @_typing.final
 class Command(_message.Message):
@@ -357,6 +415,29 @@ class Command(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class ProbeLinks(_message.Message):
+        """Let all these flows run at once for some seconds. Every rank of the present group gets the same command."""
+
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FLOWS_FIELD_NUMBER: _builtins.int
+        SECONDS_FIELD_NUMBER: _builtins.int
+        seconds: _builtins.float
+        @_builtins.property
+        def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flow]: ...
+        def __init__(
+            self,
+            *,
+            flows: _abc.Iterable[Global___Flow] | None = ...,
+            seconds: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "seconds", b"seconds"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Abort(_message.Message):
         """A peer is gone: begin no further step, leave the process groups (which fails whoever still waits in a
         collective), return to the last state that all ranks agreed on, and say which step that is.
@@ -396,6 +477,7 @@ class Command(_message.Message):
     MEASURE_FIELD_NUMBER: _builtins.int
     ABORT_FIELD_NUMBER: _builtins.int
     SHUTDOWN_FIELD_NUMBER: _builtins.int
+    PROBE_LINKS_FIELD_NUMBER: _builtins.int
     command_id: _builtins.int
     @_builtins.property
     def build(self) -> Global___Command.Build: ...
@@ -415,6 +497,8 @@ class Command(_message.Message):
     def abort(self) -> Global___Command.Abort: ...
     @_builtins.property
     def shutdown(self) -> Global___Command.Shutdown: ...
+    @_builtins.property
+    def probe_links(self) -> Global___Command.ProbeLinks: ...
     def __init__(
         self,
         *,
@@ -428,12 +512,13 @@ class Command(_message.Message):
         measure: Global___Command.MeasureDevice | None = ...,
         abort: Global___Command.Abort | None = ...,
         shutdown: Global___Command.Shutdown | None = ...,
+        probe_links: Global___Command.ProbeLinks | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "build", b"build", "command", b"command", "evaluate", b"evaluate", "hold", b"hold", "measure", b"measure", "run", b"run", "run_until", b"run_until", "shutdown", b"shutdown", "snapshot", b"snapshot"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "build", b"build", "command", b"command", "evaluate", b"evaluate", "hold", b"hold", "measure", b"measure", "probe_links", b"probe_links", "run", b"run", "run_until", b"run_until", "shutdown", b"shutdown", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "build", b"build", "command", b"command", "command_id", b"command_id", "evaluate", b"evaluate", "hold", b"hold", "measure", b"measure", "run", b"run", "run_until", b"run_until", "shutdown", b"shutdown", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abort", b"abort", "build", b"build", "command", b"command", "command_id", b"command_id", "evaluate", b"evaluate", "hold", b"hold", "measure", b"measure", "probe_links", b"probe_links", "run", b"run", "run_until", b"run_until", "shutdown", b"shutdown", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["build", "run", "hold", "run_until", "evaluate", "snapshot", "measure", "abort", "shutdown"]  # noqa: Y015
+    _WhichOneofReturnType_command: _TypeAlias = _typing.Literal["build", "run", "hold", "run_until", "evaluate", "snapshot", "measure", "abort", "shutdown", "probe_links"]  # noqa: Y015
     _WhichOneofArgType_command: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_command) -> _WhichOneofReturnType_command | None: ...
 
@@ -584,6 +669,51 @@ class WorkerMessage(_message.Message):
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     @_typing.final
+    class FlowMeasured(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        SOURCE_FIELD_NUMBER: _builtins.int
+        BANDWIDTH_FIELD_NUMBER: _builtins.int
+        LATENCY_FIELD_NUMBER: _builtins.int
+        source: _builtins.int
+        bandwidth: _builtins.float
+        """B/s received."""
+        latency: _builtins.float
+        """s, half a round trip, before the bytes flow."""
+        def __init__(
+            self,
+            *,
+            source: _builtins.int = ...,
+            bandwidth: _builtins.float = ...,
+            latency: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "latency", b"latency", "source", b"source"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LinksProbed(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        FLOWS_FIELD_NUMBER: _builtins.int
+        @_builtins.property
+        def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerMessage.FlowMeasured]:
+            """Those that end at this rank."""
+
+        def __init__(
+            self,
+            *,
+            flows: _abc.Iterable[Global___WorkerMessage.FlowMeasured] | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
     class Failed(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
@@ -635,6 +765,7 @@ class WorkerMessage(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     MEASURED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    PROBED_FIELD_NUMBER: _builtins.int
     command_id: _builtins.int
     """The command answered; 0 for Hello and Heartbeat."""
     @_builtins.property
@@ -655,6 +786,8 @@ class WorkerMessage(_message.Message):
     def measured(self) -> Global___WorkerMessage.Measured: ...
     @_builtins.property
     def failed(self) -> Global___WorkerMessage.Failed: ...
+    @_builtins.property
+    def probed(self) -> Global___WorkerMessage.LinksProbed: ...
     def __init__(
         self,
         *,
@@ -668,12 +801,13 @@ class WorkerMessage(_message.Message):
         snapshot: Global___WorkerMessage.SnapshotWritten | None = ...,
         measured: Global___WorkerMessage.Measured | None = ...,
         failed: Global___WorkerMessage.Failed | None = ...,
+        probed: Global___WorkerMessage.LinksProbed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "evaluated", b"evaluated", "failed", b"failed", "heartbeat", b"heartbeat", "held", b"held", "hello", b"hello", "measured", b"measured", "message", b"message", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "evaluated", b"evaluated", "failed", b"failed", "heartbeat", b"heartbeat", "held", b"held", "hello", b"hello", "measured", b"measured", "message", b"message", "probed", b"probed", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "command_id", b"command_id", "evaluated", b"evaluated", "failed", b"failed", "heartbeat", b"heartbeat", "held", b"held", "hello", b"hello", "measured", b"measured", "message", b"message", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["built", b"built", "command_id", b"command_id", "evaluated", b"evaluated", "failed", b"failed", "heartbeat", b"heartbeat", "held", b"held", "hello", b"hello", "measured", b"measured", "message", b"message", "probed", b"probed", "snapshot", b"snapshot", "stopped", b"stopped"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "built", "stopped", "held", "evaluated", "snapshot", "measured", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "heartbeat", "built", "stopped", "held", "evaluated", "snapshot", "measured", "failed", "probed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 

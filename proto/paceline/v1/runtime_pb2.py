@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.proto.paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/runtime.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\x16\n\x14\x44\x65scribeKnobsRequest\"L\n\x12\x44\x65scribeKnobsReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05space\x18\x02 \x01(\x0b\x32\x16.paceline.v1.KnobSpace\"\x18\n\x16\x44\x65scribeClusterRequest\"\x16\n\x14ListWorkloadsRequest\"E\n\x12ListWorkloadsReply\x12/\n\tworkloads\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.WorkloadProfile\"a\n\x0fRunTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x04spec\x18\x02 \x01(\x0b\x32\x16.paceline.v1.TrialSpec\x12\x14\n\x0cknob_version\x18\x03 \x01(\t\"f\n\x15UpdateStrategyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\'\n\x08strategy\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Strategy\")\n\x13UpdateStrategyReply\x12\x12\n\ngeneration\x18\x01 \x01(\r\":\n\x12\x43\x61ncelTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\"\x12\n\x10\x43\x61ncelTrialReply\"#\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\"\x13\n\x11ListTrialsRequest\"5\n\x0fListTrialsReply\x12\"\n\x06trials\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Trial\"7\n\x0fSnapshotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\"\x98\x01\n\x0cTrialStarted\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\'\n\x08strategy\x18\x04 \x01(\x0b\x32\x15.paceline.v1.Strategy\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\r\x12\x1a\n\x12standstill_seconds\x18\x06 \x01(\x01\"\xcf\x02\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x05split\x18\x04 \x01(\x0b\x32\x16.paceline.v1.StepSplit\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x38\n\nwire_bytes\x18\x06 \x03(\x0b\x32$.paceline.v1.StepDone.WireBytesEntry\x12)\n\x07samples\x18\x07 \x03(\x0b\x32\x18.paceline.v1.SampleRange\x12\x18\n\x0bnoise_scale\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12load_balance_error\x18\t \x01(\x01\x1a\x30\n\x0eWireBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0e\n\x0c_noise_scale\"C\n\tEvaluated\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x05point\x18\x02 \x01(\x0b\x32\x19.paceline.v1.HeldOutPoint\"8\n\rSnapshotTaken\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.paceline.v1.Snapshot\"9\n\rTrialFinished\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.paceline.v1.TrialResult\"7\n\x0bTrialFailed\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.paceline.v1.TrialResult\"\xa3\x02\n\nTrialEvent\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.paceline.v1.TrialStartedH\x00\x12%\n\x04step\x18\x02 \x01(\x0b\x32\x15.paceline.v1.StepDoneH\x00\x12+\n\tevaluated\x18\x03 \x01(\x0b\x32\x16.paceline.v1.EvaluatedH\x00\x12.\n\x08snapshot\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.SnapshotTakenH\x00\x12.\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x1a.paceline.v1.TrialFinishedH\x00\x12*\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x18.paceline.v1.TrialFailedH\x00\x42\x07\n\x05\x65vent2\xb8\x05\n\x07Runtime\x12S\n\rDescribeKnobs\x12!.paceline.v1.DescribeKnobsRequest\x1a\x1f.paceline.v1.DescribeKnobsReply\x12L\n\x0f\x44\x65scribeCluster\x12#.paceline.v1.DescribeClusterRequest\x1a\x14.paceline.v1.Cluster\x12S\n\rListWorkloads\x12!.paceline.v1.ListWorkloadsRequest\x1a\x1f.paceline.v1.ListWorkloadsReply\x12\x43\n\x08RunTrial\x12\x1c.paceline.v1.RunTrialRequest\x1a\x17.paceline.v1.TrialEvent0\x01\x12V\n\x0eUpdateStrategy\x12\".paceline.v1.UpdateStrategyRequest\x1a .paceline.v1.UpdateStrategyReply\x12M\n\x0b\x43\x61ncelTrial\x12\x1f.paceline.v1.CancelTrialRequest\x1a\x1d.paceline.v1.CancelTrialReply\x12<\n\x08GetTrial\x12\x1c.paceline.v1.GetTrialRequest\x1a\x12.paceline.v1.Trial\x12J\n\nListTrials\x12\x1e.paceline.v1.ListTrialsRequest\x1a\x1c.paceline.v1.ListTrialsReply\x12?\n\x08Snapshot\x12\x1c.paceline.v1.SnapshotRequest\x1a\x15.paceline.v1.Snapshotb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/runtime.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"\x16\n\x14\x44\x65scribeKnobsRequest\"L\n\x12\x44\x65scribeKnobsReply\x12\x0f\n\x07version\x18\x01 \x01(\t\x12%\n\x05space\x18\x02 \x01(\x0b\x32\x16.paceline.v1.KnobSpace\"\x18\n\x16\x44\x65scribeClusterRequest\"\x16\n\x14ListWorkloadsRequest\"E\n\x12ListWorkloadsReply\x12/\n\tworkloads\x18\x01 \x03(\x0b\x32\x1c.paceline.v1.WorkloadProfile\"a\n\x0fRunTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12$\n\x04spec\x18\x02 \x01(\x0b\x32\x16.paceline.v1.TrialSpec\x12\x14\n\x0cknob_version\x18\x03 \x01(\t\"f\n\x15UpdateStrategyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\'\n\x08strategy\x18\x03 \x01(\x0b\x32\x15.paceline.v1.Strategy\")\n\x13UpdateStrategyReply\x12\x12\n\ngeneration\x18\x01 \x01(\r\":\n\x12\x43\x61ncelTrialRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\"\x12\n\x10\x43\x61ncelTrialReply\"#\n\x0fGetTrialRequest\x12\x10\n\x08trial_id\x18\x01 \x01(\t\"\x13\n\x11ListTrialsRequest\"5\n\x0fListTrialsReply\x12\"\n\x06trials\x18\x01 \x03(\x0b\x32\x12.paceline.v1.Trial\"7\n\x0fSnapshotRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trial_id\x18\x02 \x01(\t\";\n\x14\x43hangeClusterRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63hanges\x18\x02 \x03(\t\"\x14\n\x12\x43hangeClusterReply\"\x98\x01\n\x0cTrialStarted\x12\x10\n\x08trial_id\x18\x01 \x01(\t\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\'\n\x08strategy\x18\x04 \x01(\x0b\x32\x15.paceline.v1.Strategy\x12\x0f\n\x07\x64\x65vices\x18\x05 \x03(\r\x12\x1a\n\x12standstill_seconds\x18\x06 \x01(\x01\"\xcf\x02\n\x08StepDone\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x05split\x18\x04 \x01(\x0b\x32\x16.paceline.v1.StepSplit\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x38\n\nwire_bytes\x18\x06 \x03(\x0b\x32$.paceline.v1.StepDone.WireBytesEntry\x12)\n\x07samples\x18\x07 \x03(\x0b\x32\x18.paceline.v1.SampleRange\x12\x18\n\x0bnoise_scale\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\x12load_balance_error\x18\t \x01(\x01\x1a\x30\n\x0eWireBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x0e\n\x0c_noise_scale\"C\n\tEvaluated\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12(\n\x05point\x18\x02 \x01(\x0b\x32\x19.paceline.v1.HeldOutPoint\"8\n\rSnapshotTaken\x12\'\n\x08snapshot\x18\x01 \x01(\x0b\x32\x15.paceline.v1.Snapshot\"9\n\rTrialFinished\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.paceline.v1.TrialResult\"7\n\x0bTrialFailed\x12(\n\x06result\x18\x01 \x01(\x0b\x32\x18.paceline.v1.TrialResult\"\xa3\x02\n\nTrialEvent\x12,\n\x07started\x18\x01 \x01(\x0b\x32\x19.paceline.v1.TrialStartedH\x00\x12%\n\x04step\x18\x02 \x01(\x0b\x32\x15.paceline.v1.StepDoneH\x00\x12+\n\tevaluated\x18\x03 \x01(\x0b\x32\x16.paceline.v1.EvaluatedH\x00\x12.\n\x08snapshot\x18\x04 \x01(\x0b\x32\x1a.paceline.v1.SnapshotTakenH\x00\x12.\n\x08\x66inished\x18\x05 \x01(\x0b\x32\x1a.paceline.v1.TrialFinishedH\x00\x12*\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32\x18.paceline.v1.TrialFailedH\x00\x42\x07\n\x05\x65vent2\x8d\x06\n\x07Runtime\x12S\n\rDescribeKnobs\x12!.paceline.v1.DescribeKnobsRequest\x1a\x1f.paceline.v1.DescribeKnobsReply\x12L\n\x0f\x44\x65scribeCluster\x12#.paceline.v1.DescribeClusterRequest\x1a\x14.paceline.v1.Cluster\x12S\n\rListWorkloads\x12!.paceline.v1.ListWorkloadsRequest\x1a\x1f.paceline.v1.ListWorkloadsReply\x12\x43\n\x08RunTrial\x12\x1c.paceline.v1.RunTrialRequest\x1a\x17.paceline.v1.TrialEvent0\x01\x12V\n\x0eUpdateStrategy\x12\".paceline.v1.UpdateStrategyRequest\x1a .paceline.v1.UpdateStrategyReply\x12M\n\x0b\x43\x61ncelTrial\x12\x1f.paceline.v1.CancelTrialRequest\x1a\x1d.paceline.v1.CancelTrialReply\x12<\n\x08GetTrial\x12\x1c.paceline.v1.GetTrialRequest\x1a\x12.paceline.v1.Trial\x12J\n\nListTrials\x12\x1e.paceline.v1.ListTrialsRequest\x1a\x1c.paceline.v1.ListTrialsReply\x12?\n\x08Snapshot\x12\x1c.paceline.v1.SnapshotRequest\x1a\x15.paceline.v1.Snapshot\x12S\n\rChangeCluster\x12!.paceline.v1.ChangeClusterRequest\x1a\x1f.paceline.v1.ChangeClusterReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -62,22 +62,26 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LISTTRIALSREPLY']._serialized_end=727
   _globals['_SNAPSHOTREQUEST']._serialized_start=729
   _globals['_SNAPSHOTREQUEST']._serialized_end=784
-  _globals['_TRIALSTARTED']._serialized_start=787
-  _globals['_TRIALSTARTED']._serialized_end=939
-  _globals['_STEPDONE']._serialized_start=942
-  _globals['_STEPDONE']._serialized_end=1277
-  _globals['_STEPDONE_WIREBYTESENTRY']._serialized_start=1213
-  _globals['_STEPDONE_WIREBYTESENTRY']._serialized_end=1261
-  _globals['_EVALUATED']._serialized_start=1279
-  _globals['_EVALUATED']._serialized_end=1346
-  _globals['_SNAPSHOTTAKEN']._serialized_start=1348
-  _globals['_SNAPSHOTTAKEN']._serialized_end=1404
-  _globals['_TRIALFINISHED']._serialized_start=1406
-  _globals['_TRIALFINISHED']._serialized_end=1463
-  _globals['_TRIALFAILED']._serialized_start=1465
-  _globals['_TRIALFAILED']._serialized_end=1520
-  _globals['_TRIALEVENT']._serialized_start=1523
-  _globals['_TRIALEVENT']._serialized_end=1814
-  _globals['_RUNTIME']._serialized_start=1817
-  _globals['_RUNTIME']._serialized_end=2513
+  _globals['_CHANGECLUSTERREQUEST']._serialized_start=786
+  _globals['_CHANGECLUSTERREQUEST']._serialized_end=845
+  _globals['_CHANGECLUSTERREPLY']._serialized_start=847
+  _globals['_CHANGECLUSTERREPLY']._serialized_end=867
+  _globals['_TRIALSTARTED']._serialized_start=870
+  _globals['_TRIALSTARTED']._serialized_end=1022
+  _globals['_STEPDONE']._serialized_start=1025
+  _globals['_STEPDONE']._serialized_end=1360
+  _globals['_STEPDONE_WIREBYTESENTRY']._serialized_start=1296
+  _globals['_STEPDONE_WIREBYTESENTRY']._serialized_end=1344
+  _globals['_EVALUATED']._serialized_start=1362
+  _globals['_EVALUATED']._serialized_end=1429
+  _globals['_SNAPSHOTTAKEN']._serialized_start=1431
+  _globals['_SNAPSHOTTAKEN']._serialized_end=1487
+  _globals['_TRIALFINISHED']._serialized_start=1489
+  _globals['_TRIALFINISHED']._serialized_end=1546
+  _globals['_TRIALFAILED']._serialized_start=1548
+  _globals['_TRIALFAILED']._serialized_end=1603
+  _globals['_TRIALEVENT']._serialized_start=1606
+  _globals['_TRIALEVENT']._serialized_end=1897
+  _globals['_RUNTIME']._serialized_start=1900
+  _globals['_RUNTIME']._serialized_end=2681
 # @@protoc_insertion_point(module_scope)

@@ -82,6 +82,11 @@ class RuntimeStub:
                 request_serializer=paceline_dot_v1_dot_runtime__pb2.SnapshotRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_types__pb2.Snapshot.FromString,
                 _registered_method=True)
+        self.ChangeCluster = channel.unary_unary(
+                '/paceline.v1.Runtime/ChangeCluster',
+                request_serializer=paceline_dot_v1_dot_runtime__pb2.ChangeClusterRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_runtime__pb2.ChangeClusterReply.FromString,
+                _registered_method=True)
 
 
 class RuntimeServicer:
@@ -97,7 +102,7 @@ class RuntimeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DescribeCluster(self, request, context):
-        """Devices and links as measured when the runtime started.
+        """Devices and links as last measured: by a probe, and by training since.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -151,6 +156,13 @@ class RuntimeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeCluster(self, request, context):
+        """Change what the cluster can do, at once, whatever runs. Only a launcher that built the cluster can.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RuntimeServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -198,6 +210,11 @@ def add_RuntimeServicer_to_server(servicer, server):
                     servicer.Snapshot,
                     request_deserializer=paceline_dot_v1_dot_runtime__pb2.SnapshotRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_types__pb2.Snapshot.SerializeToString,
+            ),
+            'ChangeCluster': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeCluster,
+                    request_deserializer=paceline_dot_v1_dot_runtime__pb2.ChangeClusterRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_runtime__pb2.ChangeClusterReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -445,6 +462,33 @@ class Runtime:
             '/paceline.v1.Runtime/Snapshot',
             paceline_dot_v1_dot_runtime__pb2.SnapshotRequest.SerializeToString,
             paceline_dot_v1_dot_types__pb2.Snapshot.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeCluster(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.Runtime/ChangeCluster',
+            paceline_dot_v1_dot_runtime__pb2.ChangeClusterRequest.SerializeToString,
+            paceline_dot_v1_dot_runtime__pb2.ChangeClusterReply.FromString,
             options,
             channel_credentials,
             insecure,

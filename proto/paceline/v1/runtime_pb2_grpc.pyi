@@ -39,7 +39,7 @@ class RuntimeStub:
     DescribeKnobs: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.DescribeKnobsRequest, _runtime_pb2.DescribeKnobsReply]
     """The knobs and their legal values."""
     DescribeCluster: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.DescribeClusterRequest, _types_pb2.Cluster]
-    """Devices and links as measured when the runtime started."""
+    """Devices and links as last measured: by a probe, and by training since."""
     ListWorkloads: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ListWorkloadsRequest, _runtime_pb2.ListWorkloadsReply]
     """Workloads that the operator registered."""
     RunTrial: _grpc.UnaryStreamMultiCallable[_runtime_pb2.RunTrialRequest, _runtime_pb2.TrialEvent]
@@ -54,6 +54,8 @@ class RuntimeStub:
     ListTrials: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ListTrialsRequest, _runtime_pb2.ListTrialsReply]
     Snapshot: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.SnapshotRequest, _types_pb2.Snapshot]
     """Take a snapshot of a running trial at its next step boundary."""
+    ChangeCluster: _grpc.UnaryUnaryMultiCallable[_runtime_pb2.ChangeClusterRequest, _runtime_pb2.ChangeClusterReply]
+    """Change what the cluster can do, at once, whatever runs. Only a launcher that built the cluster can."""
 
 @_typing.type_check_only
 class RuntimeAsyncStub(RuntimeStub):
@@ -65,7 +67,7 @@ class RuntimeAsyncStub(RuntimeStub):
     DescribeKnobs: _aio.UnaryUnaryMultiCallable[_runtime_pb2.DescribeKnobsRequest, _runtime_pb2.DescribeKnobsReply]  # type: ignore[assignment]
     """The knobs and their legal values."""
     DescribeCluster: _aio.UnaryUnaryMultiCallable[_runtime_pb2.DescribeClusterRequest, _types_pb2.Cluster]  # type: ignore[assignment]
-    """Devices and links as measured when the runtime started."""
+    """Devices and links as last measured: by a probe, and by training since."""
     ListWorkloads: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ListWorkloadsRequest, _runtime_pb2.ListWorkloadsReply]  # type: ignore[assignment]
     """Workloads that the operator registered."""
     RunTrial: _aio.UnaryStreamMultiCallable[_runtime_pb2.RunTrialRequest, _runtime_pb2.TrialEvent]  # type: ignore[assignment]
@@ -80,6 +82,8 @@ class RuntimeAsyncStub(RuntimeStub):
     ListTrials: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ListTrialsRequest, _runtime_pb2.ListTrialsReply]  # type: ignore[assignment]
     Snapshot: _aio.UnaryUnaryMultiCallable[_runtime_pb2.SnapshotRequest, _types_pb2.Snapshot]  # type: ignore[assignment]
     """Take a snapshot of a running trial at its next step boundary."""
+    ChangeCluster: _aio.UnaryUnaryMultiCallable[_runtime_pb2.ChangeClusterRequest, _runtime_pb2.ChangeClusterReply]  # type: ignore[assignment]
+    """Change what the cluster can do, at once, whatever runs. Only a launcher that built the cluster can."""
 
 class RuntimeServicer(metaclass=_abc_1.ABCMeta):
     """Refusals: INVALID_ARGUMENT (bad value or combination), NOT_FOUND (trial, snapshot), FAILED_PRECONDITION (wrong
@@ -100,7 +104,7 @@ class RuntimeServicer(metaclass=_abc_1.ABCMeta):
         request: _runtime_pb2.DescribeClusterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Cluster, _abc.Awaitable[_types_pb2.Cluster]]:
-        """Devices and links as measured when the runtime started."""
+        """Devices and links as last measured: by a probe, and by training since."""
 
     @_abc_1.abstractmethod
     def ListWorkloads(
@@ -157,5 +161,13 @@ class RuntimeServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_types_pb2.Snapshot, _abc.Awaitable[_types_pb2.Snapshot]]:
         """Take a snapshot of a running trial at its next step boundary."""
+
+    @_abc_1.abstractmethod
+    def ChangeCluster(
+        self,
+        request: _runtime_pb2.ChangeClusterRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_runtime_pb2.ChangeClusterReply, _abc.Awaitable[_runtime_pb2.ChangeClusterReply]]:
+        """Change what the cluster can do, at once, whatever runs. Only a launcher that built the cluster can."""
 
 def add_RuntimeServicer_to_server(servicer: RuntimeServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

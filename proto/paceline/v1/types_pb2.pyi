@@ -371,6 +371,7 @@ class Link(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     BANDWIDTH_FIELD_NUMBER: _builtins.int
     LATENCY_FIELD_NUMBER: _builtins.int
+    ALONE_FIELD_NUMBER: _builtins.int
     source: _builtins.str
     """Node name."""
     target: _builtins.str
@@ -379,6 +380,8 @@ class Link(_message.Message):
     """B/s under full exchange."""
     latency: _builtins.float
     """s, one way."""
+    alone: _builtins.float
+    """B/s with no other traffic."""
     def __init__(
         self,
         *,
@@ -386,14 +389,68 @@ class Link(_message.Message):
         target: _builtins.str = ...,
         bandwidth: _builtins.float = ...,
         latency: _builtins.float = ...,
+        alone: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "latency", b"latency", "source", b"source", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["alone", b"alone", "bandwidth", b"bandwidth", "latency", b"latency", "source", b"source", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Link: _TypeAlias = Link  # noqa: Y015
+
+@_typing.final
+class DeviceGroup(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Device indices."""
+
+    def __init__(
+        self,
+        *,
+        devices: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DeviceGroup: _TypeAlias = DeviceGroup  # noqa: Y015
+
+@_typing.final
+class Tier(_message.Message):
+    """A level of the network: groups of devices, each with its own way out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    UPLINKS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceGroup]: ...
+    @_builtins.property
+    def uplinks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """B/s in each direction, by group."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        groups: _abc.Iterable[Global___DeviceGroup] | None = ...,
+        uplinks: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "name", b"name", "uplinks", b"uplinks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tier: _TypeAlias = Tier  # noqa: Y015
 
 @_typing.final
 class Cluster(_message.Message):
@@ -402,6 +459,7 @@ class Cluster(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     LINKS_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Device]:
@@ -409,16 +467,21 @@ class Cluster(_message.Message):
 
     @_builtins.property
     def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___Link]: ...
+    @_builtins.property
+    def tiers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tier]:
+        """Innermost first."""
+
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         devices: _abc.Iterable[Global___Device] | None = ...,
         links: _abc.Iterable[Global___Link] | None = ...,
+        tiers: _abc.Iterable[Global___Tier] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "links", b"links", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "links", b"links", "name", b"name", "tiers", b"tiers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -505,6 +568,41 @@ class Budget(_message.Message):
 Global___Budget: _TypeAlias = Budget  # noqa: Y015
 
 @_typing.final
+class TimedChange(_message.Message):
+    """A change of the cluster at a point of a trial: after a step, or after so many seconds of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGE_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    change: _builtins.str
+    """TARGET.SETTING=VALUE, as ChangeCluster takes it."""
+    step: _builtins.int
+    seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        change: _builtins.str = ...,
+        step: _builtins.int | None = ...,
+        seconds: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "_step", b"_step", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seconds", b"_seconds", "_step", b"_step", "change", b"change", "seconds", b"seconds", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__seconds: _TypeAlias = _typing.Literal["seconds"]  # noqa: Y015
+    _WhichOneofArgType__seconds: _TypeAlias = _typing.Literal["_seconds", b"_seconds"]  # noqa: Y015
+    _WhichOneofReturnType__step: _TypeAlias = _typing.Literal["step"]  # noqa: Y015
+    _WhichOneofArgType__step: _TypeAlias = _typing.Literal["_step", b"_step"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__seconds) -> _WhichOneofReturnType__seconds | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__step) -> _WhichOneofReturnType__step | None: ...
+
+Global___TimedChange: _TypeAlias = TimedChange  # noqa: Y015
+
+@_typing.final
 class TrialSpec(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -518,6 +616,7 @@ class TrialSpec(_message.Message):
     EVALUATIONS_FIELD_NUMBER: _builtins.int
     SNAPSHOT_EVERY_FIELD_NUMBER: _builtins.int
     ON_WORKER_LOST_FIELD_NUMBER: _builtins.int
+    TIMELINE_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     world_size: _builtins.int
     """0: one rank per device."""
@@ -536,6 +635,8 @@ class TrialSpec(_message.Message):
     def strategy(self) -> Global___Strategy: ...
     @_builtins.property
     def budget(self) -> Global___Budget: ...
+    @_builtins.property
+    def timeline(self) -> _containers.RepeatedCompositeFieldContainer[Global___TimedChange]: ...
     def __init__(
         self,
         *,
@@ -549,10 +650,11 @@ class TrialSpec(_message.Message):
         evaluations: _builtins.int = ...,
         snapshot_every: _builtins.int = ...,
         on_worker_lost: _builtins.str = ...,
+        timeline: _abc.Iterable[Global___TimedChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "evaluations", b"evaluations", "on_worker_lost", b"on_worker_lost", "seed", b"seed", "snapshot_every", b"snapshot_every", "start_snapshot", b"start_snapshot", "strategy", b"strategy", "warmup_steps", b"warmup_steps", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "evaluations", b"evaluations", "on_worker_lost", b"on_worker_lost", "seed", b"seed", "snapshot_every", b"snapshot_every", "start_snapshot", b"start_snapshot", "strategy", b"strategy", "timeline", b"timeline", "warmup_steps", b"warmup_steps", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -667,6 +769,26 @@ class TrialResult(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class LinkUtilisationEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKLOAD_FIELD_NUMBER: _builtins.int
     CLUSTER_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
@@ -690,6 +812,7 @@ class TrialResult(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
+    LINK_UTILISATION_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     cluster: _builtins.str
     world_size: _builtins.int
@@ -731,6 +854,10 @@ class TrialResult(_message.Message):
     def wire_bytes(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """B sent by all ranks, per tier."""
 
+    @_builtins.property
+    def link_utilisation(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Rate of the traffic / what the tier can carry."""
+
     def __init__(
         self,
         *,
@@ -757,10 +884,11 @@ class TrialResult(_message.Message):
         snapshot: _builtins.str = ...,
         failure: _builtins.str | None = ...,
         message: _builtins.str = ...,
+        link_utilisation: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "goodput_interval", b"goodput_interval", "noise_scale", b"noise_scale", "step_seconds", b"step_seconds", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "cluster", b"cluster", "examples_per_second", b"examples_per_second", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "generations", b"generations", "goodput", b"goodput", "goodput_basis", b"goodput_basis", "goodput_interval", b"goodput_interval", "heldout_curve", b"heldout_curve", "load_balance_error", b"load_balance_error", "message", b"message", "noise_scale", b"noise_scale", "peak_memory_bytes", b"peak_memory_bytes", "samples", b"samples", "seconds", b"seconds", "snapshot", b"snapshot", "start_seconds", b"start_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "strategy", b"strategy", "wire_bytes", b"wire_bytes", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "cluster", b"cluster", "examples_per_second", b"examples_per_second", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "generations", b"generations", "goodput", b"goodput", "goodput_basis", b"goodput_basis", "goodput_interval", b"goodput_interval", "heldout_curve", b"heldout_curve", "link_utilisation", b"link_utilisation", "load_balance_error", b"load_balance_error", "message", b"message", "noise_scale", b"noise_scale", "peak_memory_bytes", b"peak_memory_bytes", "samples", b"samples", "seconds", b"seconds", "snapshot", b"snapshot", "start_seconds", b"start_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "strategy", b"strategy", "wire_bytes", b"wire_bytes", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
     _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015

@@ -25,7 +25,7 @@ PROFILE = DeviceProfile(flops=1e10, mem_bw=1e10, net_latency=1e-4, pcie_bw=0.0, 
 CLUSTER = Cluster(
     name="local:1",
     devices=(Device(name="localhost/cpu0", node="localhost", kind="cpu", profile=PROFILE),),
-    links=(Link(source="localhost", target="localhost", bandwidth=1e9, latency=1e-5),),
+    links=(Link(source="localhost", target="localhost", bandwidth=1e9, alone=1e9, latency=1e-5),),
 )
 STRATEGY = Strategy.of({"sync.mode": "local_sgd", "sync.period": 8, "compress.error_feedback": True})
 SPEC = TrialSpec(workload=WORKLOAD.name, strategy=STRATEGY, budget=Budget(steps=200), seed=7)
