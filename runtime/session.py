@@ -21,6 +21,7 @@ from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import StepSplit
 from paceline.runtime.exchange import BucketAverager
 from paceline.runtime.knobs import config_from
+from paceline.runtime.mapping.levels import Level
 from paceline.runtime.measure import StepReport
 from paceline.runtime.precision import RECIPES
 from paceline.runtime.samples import SampleStream, rank_range
@@ -65,6 +66,8 @@ class Membership:
     """All ranks of the generation."""
     shares: Sequence[int]
     """Samples of a global batch, by rank."""
+    tiers: Sequence[Level] = ()
+    """Tiers of the network between the ranks, the innermost first."""
 
     @property
     def rank(self) -> int:
@@ -122,9 +125,8 @@ class Session:
         config = config_from(mode_class.Config, strategy)
         self._precision = RECIPES.get(str(strategy["precision.compute"]))()
         self._membership = membership
-        averager = BucketAverager(
-            codec_class(config_from(codec_class.Config, strategy)), membership.group, tier="cluster"
-        )
+        codec = codec_class(config_from(codec_class.Config, strategy))
+        averager = BucketAverager(mode_class.make_exchange(config, codec, membership.group, membership.tiers))
         scale = membership.shares[membership.rank] * membership.world_size / sum(membership.shares)
         replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):

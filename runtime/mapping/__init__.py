@@ -3,6 +3,7 @@
 from paceline.runtime.domain.domains import PerRank
 from paceline.runtime.domain.knobs import Knob
 from paceline.runtime.mapping.base import MAPPERS, SHARES, batch_shares, device_order
+from paceline.runtime.mapping.levels import Level, grouping, ring_rate, tier_levels, traffic_between
 
 MAPPERS.load()
 
@@ -25,4 +26,15 @@ def knobs() -> list[Knob]:
     ]
 
 
-__all__ = ["MAPPERS", "SHARES", "batch_shares", "device_order", "knobs"]
+__all__ = [
+    "MAPPERS",
+    "SHARES",
+    "Level",
+    "batch_shares",
+    "device_order",
+    "grouping",
+    "knobs",
+    "ring_rate",
+    "tier_levels",
+    "traffic_between",
+]

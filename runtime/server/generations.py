@@ -112,6 +112,8 @@ class Generations:
             plan.trial_id, plan.workload, plan.seed = trial_id, spec.workload, spec.seed
             plan.strategy.CopyFrom(strategy_to_message(strategy))
             plan.shares.extend(shares)
+            for level in mapping.tier_levels(cluster, order):
+                plan.levels.add(name=level.name, groups=level.groups)
             plan.snapshot_url = self._snapshot_url
             furthest = max((state.step for state in holders.values()), default=-1)
             for rank, member in enumerate(plan.members):

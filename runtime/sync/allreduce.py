@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ class AllReduce(SyncMode):
     """
 
     name = "allreduce"
-    Config = AllReduceConfig
+    Config: ClassVar[type[SyncConfig]] = AllReduceConfig
     replicas_equal = True
     exchanges_gradients = True
 
@@ -79,8 +80,8 @@ class AllReduce(SyncMode):
             raise
         exposed = time.perf_counter() - self._last_launch
         # DDP broadcasts rank 0's buffers before every forward pass.
-        if self._buffer_bytes and self.averager.rank == 0:
-            self.averager.meter.add_bytes(self.averager.tier, (self.averager.world_size - 1) * self._buffer_bytes)
+        if self._buffer_bytes:
+            self.averager.count_broadcast(self._buffer_bytes)
         self.replica.optimizer.step()
         return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed)
 

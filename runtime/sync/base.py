@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,9 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from paceline.runtime.compress.base import Codec
 from paceline.runtime.domain.domains import Number
-from paceline.runtime.exchange import BucketAverager
+from paceline.runtime.exchange import BucketAverager, Exchange, Ring
 from paceline.runtime.knobs import KnobConfig, knob
+from paceline.runtime.mapping.levels import Level
 from paceline.runtime.registry import Registry
 
 LossFunction = Callable[[nn.Module], Tensor]
@@ -66,6 +68,13 @@ class SyncMode(ABC):
         self.replica = replica
         self.averager = averager
         self.bucket_bytes = int(config.bucket_mb * 2**20)
+
+    @classmethod
+    def make_exchange(
+        cls, config: SyncConfig, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]
+    ) -> Exchange:
+        """What carries the buckets. `tiers` are those of the network between the ranks, the innermost first."""
+        return Ring(codec, group, tiers)
 
     def serves(self, mode: "type[SyncMode]", config: SyncConfig, group: dist.ProcessGroup) -> bool:
         """Whether this object can go on under a new strategy, with nothing but another averager and gradient scale.

@@ -83,8 +83,9 @@ class LocalSgd(SyncMode):
             began = time.perf_counter()
             average_in_place(buffers, self.averager.group)
             seconds += time.perf_counter() - began
-            size = sum(buffer.numel() * buffer.element_size() for buffer in buffers)
-            self.averager.meter.add_bytes(self.averager.tier, 2 * (self.averager.world_size - 1) * size)
+            for buffer in buffers:
+                count = self.averager.count_all_reduce if buffer.is_floating_point() else self.averager.count_broadcast
+                count(buffer.numel() * buffer.element_size())
         self._since_sync = 0
         return seconds
 

@@ -11,6 +11,7 @@ from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.errors import PacelineError
 from paceline.runtime.launch.base import WorkerAddress
+from paceline.runtime.mapping.levels import Level
 from paceline.runtime.session import Membership, Session
 from paceline.runtime.snapshot.state import ReplicaState
 from paceline.runtime.snapshot.store import SnapshotStore
@@ -126,7 +127,8 @@ class Executor:
         group = self._groups.enter(plan)
         self._hand_over_state(plan, rank, group)
         strategy = Strategy.of(settings_from_message(plan.strategy))
-        membership = Membership(generation=plan.generation, group=group, shares=tuple(plan.shares))
+        tiers = tuple(Level(name=level.name, groups=tuple(level.groups)) for level in plan.levels)
+        membership = Membership(generation=plan.generation, group=group, shares=tuple(plan.shares), tiers=tiers)
         self._current().join(membership, strategy, self._current_workload().loss)
         self._state_complete = True
 

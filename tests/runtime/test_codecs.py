@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.runtime.compress.base import CODECS, Codec
 from paceline.runtime.compress.topk import TopK, TopKConfig
-from paceline.runtime.exchange import BucketAverager
+from paceline.runtime.exchange import BucketAverager, Ring
 
 UNIT_ROUNDOFF = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-24}
 
@@ -141,7 +141,7 @@ def exchange(averager: BucketAverager, bucket: Tensor, *, commit: bool = True) -
 
 
 def test_with_error_feedback_nothing_is_lost_but_only_late(alone: dist.ProcessGroup) -> None:
-    averager = BucketAverager(TopK(TopKConfig(ratio=0.1)), alone, tier="node")
+    averager = BucketAverager(Ring(TopK(TopKConfig(ratio=0.1)), alone, ()))
     buckets = [bucket_of(50, seed) for seed in range(30)]
     sent = [exchange(averager, bucket) for bucket in buckets]
     assert torch.count_nonzero(sent[0]) == 5
@@ -155,7 +155,7 @@ def test_with_error_feedback_every_element_of_a_steady_gradient_gets_through(alo
 
     def relative_error(*, error_feedback: bool) -> Tensor:
         codec = TopK(TopKConfig(ratio=0.1, error_feedback=error_feedback))
-        averager = BucketAverager(codec, alone, tier="node")
+        averager = BucketAverager(Ring(codec, alone, ()))
         mean = torch.stack([exchange(averager, gradient) for _ in range(200)]).mean(0)
         return ((mean - gradient).abs() / gradient).max()
 
@@ -164,7 +164,7 @@ def test_with_error_feedback_every_element_of_a_steady_gradient_gets_through(alo
 
 
 def test_a_step_that_is_not_completed_leaves_no_residual(alone: dist.ProcessGroup) -> None:
-    averager = BucketAverager(TopK(TopKConfig(ratio=0.1)), alone, tier="node")
+    averager = BucketAverager(Ring(TopK(TopKConfig(ratio=0.1)), alone, ()))
     exchange(averager, bucket_of(50), commit=False)
     assert averager.residuals() == {}
     torch.testing.assert_close(exchange(averager, bucket_of(50)), round_trip(averager.codec, bucket_of(50)))

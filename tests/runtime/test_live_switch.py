@@ -143,7 +143,7 @@ ILLEGAL: list[tuple[Settings, str]] = [
     ),
     (
         {"mapping.order": "0,1,2"},
-        "mapping.order=0,1,2: must be scheduler or a permutation of 0..n-1, n = 4; for example 0,1,2,3",
+        "mapping.order=0,1,2: must be scheduler, topology or a permutation of 0..n-1, n = 4; for example 0,1,2,3",
     ),
     (
         {"mapping.batch_share": "100,1,1,1"},

@@ -8,6 +8,7 @@ import torch
 
 from paceline.runtime import workloads
 from paceline.runtime.compress import CODECS
+from paceline.runtime.compress.base import Codec
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import SnapshotTaken
 from paceline.runtime.domain.trial import TrialSpec
@@ -19,6 +20,13 @@ from tests.runtime.support import assert_every_sample_once, digests, last_snapsh
 
 MODES = SYNC_MODES.names()
 PAIRS = [(mode, codec) for mode in MODES for codec in CODECS.names()]
+GROUPED: dict[str, KnobValue] = {"sync.mode": "hierarchical", "mapping.groups": "1,2,2,2"}
+
+
+def codec_of(spec: TrialSpec) -> Codec:
+    """The codec of a trial."""
+    plugin = CODECS.get(str(spec.strategy["compress.codec"]))
+    return plugin(config_from(plugin.Config, spec.strategy))
 
 
 def one_process_reference(reference: str, *, steps: int, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -63,6 +71,18 @@ def test_exact_modes_equal_one_process(
         assert error <= 1e-4 * change, name
 
 
+def test_groups_change_nothing_but_the_order_of_summation(embedded: EmbeddedRuntime) -> None:
+    events = list(embedded.run_trial(spec_for(embedded, GROUPED, steps=8)))
+    trained = tensors(embedded, last_snapshot(events), "model")
+    for name, expected in one_process_reference("regression", steps=8).items():
+        torch.testing.assert_close(trained[name], expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("tier", ["all", "slow"])
+def test_restored_job_of_groups_equals_the_uninterrupted_one(embedded: EmbeddedRuntime, tier: str) -> None:
+    assert_restores(embedded, {**GROUPED, "compress.codec": "topk", "compress.tier": tier})
+
+
 def test_local_sgd_with_period_one_is_synchronous_sgd(embedded: EmbeddedRuntime) -> None:
     settings: dict[str, KnobValue] = {"sync.mode": "local_sgd", "sync.period": 1, "mapping.batch_share": "5,1,2,1"}
     events = list(embedded.run_trial(spec_for(embedded, settings, steps=8)))
@@ -83,7 +103,11 @@ def test_buffers_stay_together(embedded: EmbeddedRuntime, mode: str) -> None:
 def test_restored_job_equals_the_uninterrupted_one_bit_for_bit(
     embedded: EmbeddedRuntime, mode: str, codec: str
 ) -> None:
-    settings: dict[str, KnobValue] = {"sync.mode": mode, "compress.codec": codec}
+    assert_restores(embedded, {"sync.mode": mode, "compress.codec": codec})
+
+
+def assert_restores(embedded: EmbeddedRuntime, settings: dict[str, KnobValue]) -> None:
+    """Twenty steps equal ten, a snapshot, and ten from there, in every bit of the state."""
     whole = list(embedded.run_trial(spec_for(embedded, settings, steps=20, workload="regression/dropout")))
     half = spec_for(embedded, settings, steps=20, workload="regression/dropout", snapshot_every=10)
     middle = next(event.snapshot for event in embedded.run_trial(half) if isinstance(event, SnapshotTaken))
@@ -100,11 +124,14 @@ def test_bytes_on_the_wire_equal_the_formula(embedded: EmbeddedRuntime, mode: st
     spec: TrialSpec = spec_for(embedded, {"sync.mode": mode, "compress.codec": codec}, steps=16)
     events = list(embedded.run_trial(spec))
     parameters = sum(p.numel() for p in workloads.create("regression").model().parameters())
-    plugin = CODECS.get(codec)
-    payload = plugin(config_from(plugin.Config, spec.strategy)).payload_bytes(parameters)
+    payload = codec_of(spec).payload_bytes(parameters)
     ranks = 4
-    once = 2 * (ranks - 1) * payload if plugin.linear else ranks * (ranks - 1) * payload
-    exchanges = 16 if mode == "allreduce" else 16 // int(spec.strategy["sync.period"])
+    once = 2 * (ranks - 1) * payload if codec_of(spec).linear else ranks * (ranks - 1) * payload
+    if mode == "hierarchical":
+        # Without tiers: every rank sends all pieces but its own, and then its own to all others.
+        pieces = [parameters * (rank + 1) // ranks - parameters * rank // ranks for rank in range(ranks)]
+        once = 2 * (ranks - 1) * sum(codec_of(spec).payload_bytes(piece) for piece in pieces)
+    exchanges = 16 // int(spec.strategy["sync.period"]) if mode == "local_sgd" else 16
     assert result_of(events).wire_bytes == {"cluster": once * exchanges}
 
 

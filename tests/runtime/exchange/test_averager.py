@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.runtime.compress.base import Codec
 from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.compress.topk import TopK, TopKConfig
-from paceline.runtime.exchange import BucketAverager, Layout, StepMeter, all_gather_bytes, all_reduce_bytes
+from paceline.runtime.exchange import BucketAverager, Layout, Ring, StepMeter, all_gather_bytes, all_reduce_bytes
 from paceline.runtime.knobs import NoKnobs
 
 
@@ -37,7 +37,7 @@ def test_seconds_in_which_exchanges_overlap_count_once(intervals: list[tuple[int
 
 
 def averager(codec: Codec, group: dist.ProcessGroup, carried: dict[str, Tensor] | None = None) -> BucketAverager:
-    made = BucketAverager(codec, group, tier="node")
+    made = BucketAverager(Ring(codec, group, ()))
     made.carry(carried or {})
     return made
 

@@ -1,0 +1,135 @@
+"""The mean of a flat bucket over all ranks, counted and timed, and what becomes of what it left unsent.
+
+Sync modes exchange nothing by themselves: they hand buckets to a `BucketAverager`. It owns the residuals of error
+feedback, which are staged and become effective only when the step is complete, so that a step that fails halfway
+leaves no trace.
+"""
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.runtime.exchange.base import Exchange
+from paceline.runtime.exchange.meter import StepMeter
+from paceline.runtime.exchange.ring import all_reduce_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Layout = tuple[tuple[str, int], ...]
+"""Name and element count of each parameter in a bucket, in order."""
+
+
+class BucketAverager:
+    """Averages buckets over a process group. Calls must come in the same order on all ranks."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self.meter = StepMeter()
+        self.measure_norms = False
+        self._residuals: dict[Layout, Tensor] = {}
+        self._staged: dict[Layout, Tensor] = {}
+        self._carried: dict[str, Tensor] = {}
+        self._carried_used: set[str] = set()
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that are averaged over."""
+        return self._exchange.group
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that are averaged over."""
+        return self._exchange.world_size
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._exchange.rank
+
+    def release(self) -> None:
+        """Let go of the group."""
+        self._exchange.release()
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether `start` looks at the layout: there are residuals to add or to keep."""
+        return self._exchange.codec.error_feedback or bool(self._carried) or bool(self._residuals)
+
+    def start(self, bucket: Tensor, layout: Layout) -> torch.futures.Future[Tensor]:
+        """Average a flat fp32 bucket that the caller gives up; the future holds the mean, of the same shape."""
+        began = time.perf_counter()
+        meter, measure_norms, world_size = self.meter, self.measure_norms, self.world_size
+        if measure_norms:
+            meter.local_square_norm += float(bucket.square().sum())
+        self._add_residual(bucket, layout)
+        # Dividing before encoding keeps the sum of large fp16 gradients finite.
+        bucket.div_(world_size)
+        unsent = torch.zeros_like(bucket) if self._exchange.codec.error_feedback else None
+        if unsent is not None:
+            self._staged[layout] = unsent
+
+        # The thread that runs and drops this must not be the one that drops the group: nothing here holds it.
+        def finish(done: torch.futures.Future[Tensor]) -> Tensor:
+            mean = done.value()
+            if measure_norms:
+                meter.mean_square_norm += float(mean.square().sum())
+            meter.intervals.append((began, time.perf_counter()))
+            return mean
+
+        return self._exchange.start(bucket, unsent, meter).then(finish)
+
+    def count_broadcast(self, size: int) -> None:
+        """Count a broadcast of so many bytes by rank 0, which is done elsewhere."""
+        if self.rank == 0:
+            for peer in range(1, self.world_size):
+                self.meter.add_bytes(self._exchange.traffic_to(peer), size)
+
+    def count_all_reduce(self, size: int) -> None:
+        """Count a ring all-reduce of so many bytes, which is done elsewhere."""
+        sent = all_reduce_bytes(size, self.world_size, self.rank)
+        self.meter.add_bytes(self._exchange.traffic_to_next, sent)
+
+    def _add_residual(self, bucket: Tensor, layout: Layout) -> None:
+        residual = self._residuals.get(layout)
+        if residual is not None:
+            bucket.add_(residual)
+        elif self._carried:
+            offset = 0
+            for name, count in layout:
+                if name in self._carried:
+                    bucket[offset : offset + count] += self._carried[name].view(-1)
+                    self._carried_used.add(name)
+                offset += count
+
+    def begin_step(self, *, measure_norms: bool) -> None:
+        """Start counting a new step; forgets whatever an unfinished step had staged."""
+        self.meter = StepMeter()
+        self.measure_norms = measure_norms
+        self._staged.clear()
+        self._carried_used.clear()
+
+    def commit_step(self) -> None:
+        """The step is complete: what it left unsent is added to the next one."""
+        for layout, unsent in self._staged.items():
+            # A part of the mean is as large a part of one rank's bucket times the number of ranks.
+            self._residuals[layout] = unsent.mul_(self.world_size)
+        self._staged.clear()
+        for name in self._carried_used:
+            del self._carried[name]
+        self._carried_used.clear()
+
+    def residuals(self) -> dict[str, Tensor]:
+        """What has not been sent yet, by parameter name, flat; independent of the bucket layout."""
+        found = dict(self._carried)
+        for layout, residual in self._residuals.items():
+            pieces = residual.split([count for _, count in layout])
+            found.update({name: piece for (name, _), piece in zip(layout, pieces, strict=True)})
+        return found
+
+    def carry(self, residuals: "Mapping[str, Tensor]") -> None:
+        """Add these, by parameter name, to the next exchange of their parameters, whatever the codec."""
+        self._carried = {name: residual.clone() for name, residual in residuals.items()}

@@ -1,0 +1,50 @@
+"""What an exchange is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.runtime.compress.base import Codec
+from paceline.runtime.exchange.meter import StepMeter
+from paceline.runtime.mapping.levels import Level, traffic_between
+
+
+class Exchange(ABC):
+    """Sums buckets over a process group, through a codec. Calls must come in the same order on all ranks."""
+
+    def __init__(self, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]) -> None:
+        """`tiers` are the tiers of the network, the innermost first: they name the bytes that are counted."""
+        self.codec = codec
+        self._group: dist.ProcessGroup | None = group
+        self.world_size = group.size()
+        self.rank = group.rank()
+        self._traffic = [traffic_between(tiers, self.rank, peer) for peer in range(self.world_size)]
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The ranks that are summed over."""
+        assert self._group is not None, "the exchange was released"
+        return self._group
+
+    def release(self) -> None:
+        """Let go of the group. An exchange that never ends keeps this object alive, and must not keep the group."""
+        self._group = None
+
+    def traffic_to(self, peer: int) -> str:
+        """Name of the tier that carries bytes from this rank to a peer."""
+        return self._traffic[peer]
+
+    @property
+    def traffic_to_next(self) -> str:
+        """The same for the next rank of the ring."""
+        return self._traffic[(self.rank + 1) % self.world_size]
+
+    @abstractmethod
+    def start(self, bucket: Tensor, unsent: Tensor | None, meter: StepMeter) -> torch.futures.Future[Tensor]:
+        """Sum a flat fp32 bucket that the caller gives up; the future holds the sum, in the bucket's own memory.
+
+        Whatever a codec drops is added to `unsent`, of the bucket's shape, where one is given.
+        """
