@@ -50,6 +50,10 @@ class StepDone:
     """Gradient noise scale, samples, on the steps where it is measured."""
     load_balance_error: float
     """(slowest - mean)/mean of the ranks' compute time."""
+    compute_seconds: tuple[float, ...]
+    """Time that each rank computed, by rank, s."""
+    exchange_seconds: float
+    """Time in which an exchange was under way at the rank that joined last, so without waiting for it, s."""
 
 
 @dataclass(frozen=True, kw_only=True)

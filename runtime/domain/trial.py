@@ -102,6 +102,11 @@ class StepSplit:
     """Standing still for a snapshot."""
 
     @property
+    def communication(self) -> float:
+        """Time in which an exchange was under way, s."""
+        return self.communication_exposed + self.communication_hidden
+
+    @property
     def total(self) -> float:
         """Wall time of the step, s: everything but what was hidden."""
         return self.compute + self.communication_exposed + self.data_wait + self.snapshot_stall

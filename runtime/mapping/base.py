@@ -25,6 +25,8 @@ class BatchShare(ABC):
     """Decides how the samples of a global batch are shared among ranks."""
 
     name: ClassVar[str]
+    follows_speed: ClassVar[bool] = False
+    """Whether shares are planned anew when the devices' speeds move while a trial runs."""
 
     @abstractmethod
     def weights(self, cluster: Cluster, order: Sequence[int]) -> tuple[float, ...]:
@@ -63,14 +65,20 @@ def batch_shares(strategy: Strategy, cluster: Cluster, order: Sequence[int], glo
     weights: Sequence[float] = (
         SHARES.get(value)().weights(cluster, order) if value in SHARES.names() else parse_integers(value)
     )
-    exact = [global_batch * weight / sum(weights) for weight in weights]
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(exact)), key=lambda rank: (shares[rank] - exact[rank], rank))
-    for rank in by_remainder[: global_batch - sum(shares)]:
-        shares[rank] += 1
+    shares = round_shares(weights, global_batch)
     if min(shares) < 1:
         raise IllegalStrategy(
             f"mapping.batch_share={value} leaves rank {shares.index(0)} without a sample of a global batch of "
             f"{global_batch}; give it a larger weight"
         )
+    return shares
+
+
+def round_shares(weights: Sequence[float], total: int) -> tuple[int, ...]:
+    """Whole numbers in proportion to the weights that sum to the total, by largest remainder."""
+    exact = [total * weight / sum(weights) for weight in weights]
+    shares = [int(share) for share in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda rank: (shares[rank] - exact[rank], rank))
+    for rank in by_remainder[: total - sum(shares)]:
+        shares[rank] += 1
     return tuple(shares)

@@ -14,6 +14,7 @@ class Proportional(BatchShare):
     """
 
     name = "proportional"
+    follows_speed = True
 
     def weights(self, cluster: Cluster, order: Sequence[int]) -> tuple[float, ...]:
         """FLOP/s of each rank's device."""

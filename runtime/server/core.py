@@ -24,7 +24,7 @@ from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import Busy, Conflict, InvalidRequest, NotFound, WorkerFailure
 from paceline.runtime.knobs import knob_space
 from paceline.runtime.launch.base import DeviceSlot
-from paceline.runtime.server.fleet import Fleet, WorkerError, WorkerLost, call_all
+from paceline.runtime.server.fleet import Fleet, Worker, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.results import trial_result
 from paceline.runtime.server.trial_runner import Record, Request, TrialEnded, TrialRunner
@@ -160,9 +160,15 @@ class Runtime:
         )
         return Cluster(name=self.launcher.reference, devices=devices, links=links)
 
+    def _publish(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def _probe_links(self, cluster: Cluster, workers: Sequence[Worker]) -> Cluster:
+        return cluster
+
     @property
     def cluster(self) -> Cluster:
-        """Devices and links as measured at the start."""
+        """Devices and links as last measured: by a probe, and by training since."""
         assert self._cluster is not None, "the runtime has not started"
         return self._cluster
 
@@ -316,8 +322,11 @@ class Runtime:
             start=entry.start,
             start_loss=self._start_losses.get(key),
             emit=entry.log.append,
+            publish=self._publish,
+            probe_links=self._probe_links,
         )
         entry.state = "running"
+        found = self.cluster
         failure, message = None, ""
         try:
             if entry.cancelled:
@@ -331,6 +340,9 @@ class Runtime:
             # A defect of ours must cost one trial, not the queue behind it.
             logger.exception("trial %s ended by a defect", entry.trial_id)
             failure, message = "error", f"{type(error).__name__}: {error}"
+        if spec.timeline:
+            # Its changes are undone, so what the trial found of them holds no longer.
+            self._publish(found)
         if runner.record.curve:
             self._start_losses.setdefault(key, runner.record.curve[0].loss)
         self._end(entry, failure, message)

@@ -1,11 +1,13 @@
 """From the record of a trial to its result."""
 
 import statistics
+from collections.abc import Sequence
 
 from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.domain.events import StepDone
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import StepSplit, TrialResult, TrialSpec
-from paceline.runtime.server.steps import mean_split, statistical_efficiency, throughput
+from paceline.runtime.server.steps import load_balance_error, mean_split, statistical_efficiency, throughput
 from paceline.runtime.server.trial_runner import Record
 
 
@@ -59,11 +61,27 @@ def trial_result(
             snapshot_stall=sum(record.stalls) / max(1, len(record.steps)),
         ),
         wire_bytes=wire_bytes,
-        load_balance_error=statistics.fmean(step.load_balance_error for step in counted) if counted else 0.0,
+        load_balance_error=_systematic_error(counted),
         noise_scale=statistics.median(scales) if scales else None,
         peak_memory_bytes=peak_memory_bytes,
         start_seconds=record.start_seconds,
         snapshot=record.snapshot.snapshot_id if record.snapshot else "",
         failure=failure,
         message=message,
+        link_utilisation=record.link_use.utilisation,
     )
+
+
+def _systematic_error(steps: Sequence[StepDone]) -> float:
+    """Load-balance error of the ranks' mean compute times under each plan of shares, averaged over steps.
+
+    The mean of each step's error would count jitter as imbalance: some rank always is the slowest.
+    """
+    by_generation: dict[int, list[StepDone]] = {}
+    for step in steps:
+        by_generation.setdefault(step.generation, []).append(step)
+    weighted = 0.0
+    for same in by_generation.values():
+        means = [statistics.fmean(times) for times in zip(*(step.compute_seconds for step in same), strict=True)]
+        weighted += len(same) * load_balance_error(means)
+    return weighted / len(steps) if steps else 0.0

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from scipy import stats
 
@@ -22,9 +22,21 @@ BLOCKS = 10
 class StepCollector:
     """Puts the reports of all ranks of a generation together, in step order."""
 
-    def __init__(self, generation: int, shares: Sequence[int], *, step: int, cursor: int) -> None:
-        """The generation took over after `step` steps at position `cursor` of the sample stream."""
+    def __init__(
+        self,
+        generation: int,
+        shares: Sequence[int],
+        *,
+        step: int,
+        cursor: int,
+        on_reports: Callable[[Sequence[StepReport]], None] = lambda reports: None,
+    ) -> None:
+        """The generation took over after `step` steps at position `cursor` of the sample stream.
+
+        `on_reports` gets the reports of each complete step, by rank.
+        """
         self._generation = generation
+        self._on_reports = on_reports
         self._shares = shares
         self._step = step
         self._cursor = cursor
@@ -59,11 +71,13 @@ class StepCollector:
     def _take(self) -> StepDone:
         self._step += 1
         self._cursor += sum(self._shares)
-        return _combine(self._waiting.pop(self._step))
+        by_rank = self._waiting.pop(self._step)
+        reports = [by_rank[rank] for rank in sorted(by_rank)]
+        self._on_reports(reports)
+        return _combine(reports)
 
 
-def _combine(by_rank: dict[int, StepReport]) -> StepDone:
-    reports = [by_rank[rank] for rank in sorted(by_rank)]
+def _combine(reports: Sequence[StepReport]) -> StepDone:
     samples = sum(report.samples for report in reports)
     wire_bytes: dict[str, int] = {}
     for report in reports:
@@ -79,6 +93,8 @@ def _combine(by_rank: dict[int, StepReport]) -> StepDone:
         samples=tuple((report.sample_start, report.sample_stop) for report in reports),
         noise_scale=noise_scale(reports),
         load_balance_error=load_balance_error([report.split.compute for report in reports]),
+        compute_seconds=tuple(report.split.compute for report in reports),
+        exchange_seconds=min(report.split.communication for report in reports),
     )
 
 

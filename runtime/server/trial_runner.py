@@ -3,8 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from paceline.proto.paceline.v1 import control_pb2
 from paceline.runtime.convert import from_message
@@ -14,8 +15,11 @@ from paceline.runtime.domain.snapshot import Snapshot, SnapshotPart
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import HeldOutPoint, TrialSpec
 from paceline.runtime.errors import Conflict
+from paceline.runtime.mapping import SHARES
+from paceline.runtime.server.balance import LoadWatch, with_speeds
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generation, Generations, Standing
+from paceline.runtime.server.link_use import LinkUse, LinkWatch
 from paceline.runtime.server.steps import StepCollector
 from paceline.runtime.server.timeline import Timeline
 from paceline.runtime.snapshot.store import SnapshotStore
@@ -55,6 +59,7 @@ class Record:
     generations: int = 0
     start_seconds: float = 0.0
     stalls: list[float] = field(default_factory=list)
+    link_use: LinkUse = field(default_factory=LinkUse)
 
     @property
     def seconds(self) -> float:
@@ -82,10 +87,16 @@ class TrialRunner:
         start: Snapshot | None,
         start_loss: float | None,
         emit: Callable[[TrialEvent], None],
+        publish: Callable[[Cluster], None],
+        probe_links: Callable[[Cluster, Sequence[Worker]], Awaitable[Cluster]],
     ) -> None:
+        """`probe_links` measures the links between workers, which stand at a barrier, anew.
+
+        `publish` gets the cluster as training finds it, whenever that has changed.
+        """
         self.trial_id = trial_id
         self.spec = spec
-        self.record = Record()
+        self.record = Record(link_use=LinkUse(cluster.tiers))
         self.strategy = spec.strategy
         self.step = 0
         self.requests: asyncio.Queue[Request] = asyncio.Queue()
@@ -97,6 +108,12 @@ class TrialRunner:
         self._start = start
         self._start_loss = start_loss
         self._emit = emit
+        self._publish = publish
+        self._probe_links = probe_links
+        self._load_watch: LoadWatch | None = None
+        self._link_watch: LinkWatch | None = None
+        self._speeds: tuple[float, ...] | None = None
+        self._links_moved = False
         self._generation: Generation | None = None
         self._collector: StepCollector | None = None
         self._first_step = start.step if start else 0
@@ -149,6 +166,8 @@ class TrialRunner:
         if every and self._steps_done % every == 0 and self._steps_done != self._snapshot_step:
             await self._take_snapshot()
         await self._serve_requests()
+        if not over:
+            await self._follow_the_cluster()
         self._settled = over
 
     @property
@@ -203,8 +222,14 @@ class TrialRunner:
         self.record.steps = [step for step in self.record.steps if step.step <= generation.step]
         self.record.curve = [point for point in self.record.curve if point.samples <= self.record.samples]
         self._collector = StepCollector(
-            generation.number, generation.shares, step=generation.step, cursor=generation.cursor
+            generation.number,
+            generation.shares,
+            step=generation.step,
+            cursor=generation.cursor,
+            on_reports=partial(self.record.link_use.add, generation.devices),
         )
+        self._load_watch = LoadWatch(generation.shares) if _follows_speed(strategy) else None
+        self._link_watch = LinkWatch() if self._cluster.tiers else None
         for rank, worker in enumerate(generation.workers):
             worker.on_reports = self._collect(rank, self._collector)
         self._emit(
@@ -229,8 +254,33 @@ class TrialRunner:
             self.record.steps.append(step)
             self._timeline.reach(step.step - self._first_step)
             self._emit(step)
+            self._watch(step)
             if not math.isfinite(step.loss):
                 self.stop_soon()
+
+    def _watch(self, step: StepDone) -> None:
+        if self._load_watch is not None:
+            self._speeds = self._load_watch.add(step.seconds, step.compute_seconds) or self._speeds
+        if self._link_watch is not None:
+            sent = sum(step.wire_bytes.values())
+            self._links_moved |= self._link_watch.add(step.seconds, sent, step.exchange_seconds)
+        if self._speeds or self._links_moved:
+            self.stop_soon()
+
+    async def _follow_the_cluster(self) -> None:
+        """Bring the cluster profile, and with it the batch shares, up to what training has found."""
+        generation = self.generation
+        if self._links_moved:
+            self._cluster = await self._probe_links(self._cluster, generation.workers)
+            # What exchanges now are compared with is how fast they go from here on.
+            self._links_moved, self._link_watch = False, LinkWatch()
+        elif self._speeds:
+            self._cluster = with_speeds(self._cluster, generation.devices, self._speeds)
+            self._speeds = None
+            await self._establish(self._standing(), self.strategy)
+        else:
+            return
+        self._publish(self._cluster)
 
     def stop_soon(self) -> None:
         """Ask for a barrier as soon as possible."""
@@ -328,12 +378,17 @@ class TrialRunner:
     async def _serve(self, request: Request) -> int | Snapshot:
         if request.strategy is None:
             return await self._take_snapshot()
-        standing = {
-            worker: Standing(step=self.step, cursor=self.generation.cursor) for worker in self.generation.workers
-        }
-        await self._establish(standing, request.strategy)
+        await self._establish(self._standing(), request.strategy)
         return self.generation.number
+
+    def _standing(self) -> dict[Worker, Standing]:
+        return {worker: Standing(step=self.step, cursor=self.generation.cursor) for worker in self.generation.workers}
 
     def _refuse_requests(self) -> None:
         while not self.requests.empty():
             self.requests.get_nowait().done.set_exception(Conflict(f"trial {self.trial_id} has ended"))
+
+
+def _follows_speed(strategy: Strategy) -> bool:
+    rule = str(strategy["mapping.batch_share"])
+    return rule in SHARES.names() and SHARES.get(rule).follows_speed

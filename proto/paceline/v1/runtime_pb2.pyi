@@ -413,6 +413,8 @@ class StepDone(_message.Message):
     SAMPLES_FIELD_NUMBER: _builtins.int
     NOISE_SCALE_FIELD_NUMBER: _builtins.int
     LOAD_BALANCE_ERROR_FIELD_NUMBER: _builtins.int
+    COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
+    EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """1 for the first."""
     generation: _builtins.int
@@ -422,6 +424,8 @@ class StepDone(_message.Message):
     noise_scale: _builtins.float
     """Samples."""
     load_balance_error: _builtins.float
+    exchange_seconds: _builtins.float
+    """s, at the rank that joined last."""
     @_builtins.property
     def split(self) -> _types_pb2.StepSplit: ...
     @_builtins.property
@@ -431,6 +435,10 @@ class StepDone(_message.Message):
     @_builtins.property
     def samples(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.SampleRange]:
         """By rank."""
+
+    @_builtins.property
+    def compute_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """s, by rank."""
 
     def __init__(
         self,
@@ -444,10 +452,12 @@ class StepDone(_message.Message):
         samples: _abc.Iterable[_types_pb2.SampleRange] | None = ...,
         noise_scale: _builtins.float | None = ...,
         load_balance_error: _builtins.float = ...,
+        compute_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        exchange_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "noise_scale", b"noise_scale", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "noise_scale", b"noise_scale", "samples", b"samples", "seconds", b"seconds", "split", b"split", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "noise_scale", b"noise_scale", "samples", b"samples", "seconds", b"seconds", "split", b"split", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__noise_scale: _TypeAlias = _typing.Literal["noise_scale"]  # noqa: Y015
     _WhichOneofArgType__noise_scale: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale"]  # noqa: Y015

@@ -58,6 +58,8 @@ def step_done(step: int, *, loss: float, noise_scale: float | None = None) -> St
         samples=((32 * (step - 1), 32 * step),),
         noise_scale=noise_scale,
         load_balance_error=0.1,
+        compute_seconds=(0.015,),
+        exchange_seconds=0.005,
     )
 
 

@@ -1,0 +1,76 @@
+"""Watches how the load is shared while a trial runs, and says when batch shares should be planned anew."""
+
+import dataclasses
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.mapping.base import round_shares
+
+
+@dataclass(frozen=True, kw_only=True)
+class BalanceConfig:
+    """When a shift of the load counts."""
+
+    threshold: float = 0.15
+    """Part by which a rank's compute time may differ from the median rank's before shares are planned anew, above 0."""
+    gain: float = 0.05
+    """Part of the slowest rank's time that new shares must save, so that rounding to whole samples cannot make the
+    plan swing to and fro; above 0."""
+    window_seconds: float = 6.0
+    """Stretch of training that compute times are judged over, s. A shift is seen after between half and all of it."""
+    window_steps: int = 8
+    """Steps that the stretch has at least."""
+
+
+class LoadWatch:
+    """Judges the ranks' compute times under one plan of shares. Every generation gets a new one."""
+
+    def __init__(self, shares: Sequence[int], config: BalanceConfig | None = None) -> None:
+        self._shares = shares
+        self._config = config or BalanceConfig()
+        self._steps: deque[tuple[float, Sequence[float]]] = deque()
+        self._seconds = 0.0
+
+    def add(self, seconds: float, compute_seconds: Sequence[float]) -> tuple[float, ...] | None:
+        """Take a step's wall time and the ranks' compute times; speeds in samples/s, by rank, if the load has moved.
+
+        Medians over the window are judged: single steps differ by much more than the threshold where cores are shared.
+        """
+        config = self._config
+        self._steps.append((seconds, compute_seconds))
+        self._seconds += seconds
+        while len(self._steps) > config.window_steps and self._seconds - self._steps[0][0] >= config.window_seconds:
+            self._seconds -= self._steps.popleft()[0]
+        if len(self._steps) < config.window_steps or self._seconds < config.window_seconds:
+            return None
+        by_rank = [statistics.median(times) for times in zip(*(compute for _, compute in self._steps), strict=True)]
+        middle = statistics.median(by_rank)
+        if max(abs(each / middle - 1) for each in by_rank) <= config.threshold:
+            return None
+        speeds = tuple(share / each for share, each in zip(self._shares, by_rank, strict=True))
+        planned = round_shares(speeds, sum(self._shares))
+        slowest = max(share / speed for share, speed in zip(planned, speeds, strict=True))
+        return speeds if slowest < (1 - config.gain) * max(by_rank) else None
+
+
+def with_speeds(cluster: Cluster, devices: Sequence[int], speeds: Sequence[float]) -> Cluster:
+    """The cluster with the FLOP/s of the ranks' devices in proportion to the speeds that training found.
+
+    Training tells how fast devices are relative to each other, so the median device keeps its figure.
+    """
+    factor = statistics.median(
+        cluster.devices[device].profile.flops / speed for device, speed in zip(devices, speeds, strict=True)
+    )
+    found = dict(zip(devices, speeds, strict=True))
+    return dataclasses.replace(
+        cluster,
+        devices=tuple(
+            dataclasses.replace(device, profile=dataclasses.replace(device.profile, flops=factor * found[index]))
+            if index in found
+            else device
+            for index, device in enumerate(cluster.devices)
+        ),
+    )
