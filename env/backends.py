@@ -130,6 +130,7 @@ class SimulatorBackend:
         goodput = throughput * float(prediction.efficiency[0, 0])
         low, high = float(np.exp(-1.96 * noise)), float(np.exp(1.96 * noise))
         samples = SIMULATED_STEPS * case.workload.global_batch
+        sent = zip(prediction.demand.tiers, prediction.demand.wire_bytes[0].tolist(), strict=True)
         return dataclasses.replace(
             result,
             steps=SIMULATED_STEPS,
@@ -144,7 +145,7 @@ class SimulatorBackend:
                 communication_exposed=float(prediction.exposed_seconds[0, 0]) / factor,
                 communication_hidden=float(prediction.hidden_seconds[0, 0]) / factor,
             ),
-            wire_bytes={"cluster": round(float(prediction.demand.wire_bytes[0]) * SIMULATED_STEPS)},
+            wire_bytes={tier: round(count * SIMULATED_STEPS) for tier, count in sent if count},
             load_balance_error=float(prediction.demand.load_balance_error[0]),
         )
 

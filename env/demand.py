@@ -4,22 +4,21 @@ A knob or value that this file does not know has no effect.
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.env.network import Network, Route
 from paceline.runtime.compress.base import CODECS
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.workload import WorkloadProfile
-from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.knobs import config_from
 from paceline.runtime.mapping.base import batch_shares, device_order
+from paceline.runtime.mapping.levels import grouping, tier_levels
 
 T = TypeVar("T")
 Floats = npt.NDArray[np.float64]
@@ -43,7 +42,7 @@ NO_FEEDBACK_LOSS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """Exact figures of S strategies; every array has shape [S]."""
+    """Exact figures of S strategies; every array has shape [S] unless stated."""
 
     slowest_work: Floats
     """Time of forward and backward in fp32 on the slowest rank at its probed speed, s."""
@@ -58,11 +57,13 @@ class Demand:
     overlapped: Bools
     """Whether buckets are exchanged while the backward pass still runs."""
     buckets: Floats
-    """Collectives per exchange."""
-    ring_bytes: Floats
-    """Bytes that a rank sends per exchange: 2(n-1)/n x payload if summed on the wire, (n-1) x if gathered."""
-    ring_bandwidth: Floats
-    """Rate of the slowest hop of the ring of ranks, B/s; infinite for one rank."""
+    """Buckets per exchange."""
+    chunks: Floats
+    """Pieces per exchange that pass through the levels of a hierarchical exchange one after the other."""
+    sequential_seconds: Floats
+    """Time of an exchange at the probed rates when no two levels work at once, s."""
+    pipelined_seconds: Floats
+    """The same when all levels work all the time: how long the busiest link is busy, s."""
     on_node: Bools
     """Whether CPU devices of one node exchange with each other, which costs them compute."""
     codec_bytes: Floats
@@ -71,8 +72,10 @@ class Demand:
     """Memory of weights, gradients, two moments and what sync mode and codec keep, B."""
     information_loss: Floats
     """What the codec loses: 0 if exact; log10(elements / elements sent) with error feedback."""
+    tiers: tuple[str, ...]
+    """Names of the T tiers of traffic, the innermost first."""
     wire_bytes: Floats
-    """Bytes that all ranks send per step on average, B."""
+    """Bytes that all ranks send on each tier per step on average, B, [S, T]."""
 
     @property
     def load_balance_error(self) -> Floats:
@@ -82,101 +85,113 @@ class Demand:
 
 
 def demand(workload: WorkloadProfile, cluster: Cluster, strategies: Sequence[Strategy]) -> Demand:
-    """Work out the figures, with one rank per device.
+    """Work out the figures of strategies of one knob space, with one rank per device.
 
     Raises IllegalStrategy where a rank would be left without a sample, and InvalidRequest where the cluster does not
-    describe a link that the ring of ranks uses.
+    describe a link that an exchange uses.
     """
-    placements = _once_per(("mapping.",), strategies, lambda strategy: _placement(workload, cluster, strategy))
-    exchanges = _once_per(
-        ("compress.", "sync.bucket_mb"), strategies, lambda strategy: _exchange(workload, cluster.size, strategy)
-    )
+    network = Network(cluster)
+    hierarchical = [strategy["sync.mode"] == "hierarchical" for strategy in strategies]
     local = np.array([strategy["sync.mode"] == "local_sgd" for strategy in strategies])
+    works = _once_per(
+        [(strategy["mapping.order"], strategy["mapping.batch_share"]) for strategy in strategies],
+        lambda index: _work(workload, cluster, strategies[index]),
+    )
+    routes = _once_per(
+        [
+            (strategy["mapping.order"], strategy["mapping.groups"] if nested else None)
+            for strategy, nested in zip(strategies, hierarchical, strict=True)
+        ],
+        lambda index: _route(network, cluster, strategies[index]),
+    )
+    # Strategies of one space have the same knobs in the same places.
+    places = [p for p, (name, _) in enumerate(strategies[0].items_) if name.startswith(("compress.", "sync.bucket_mb"))]
+    messages = _once_per(
+        [tuple([strategy.items_[place] for place in places]) for strategy in strategies],
+        lambda index: _message(workload, strategies[index]),
+    )
     period = np.array(
         [float(strategy["sync.period"]) if strategy["sync.mode"] == "local_sgd" else 1.0 for strategy in strategies]
     )
-    ring_bytes = np.array([exchange.ring_bytes for exchange in exchanges])
+    slowest_work, mean_work, largest_share = np.array(works).T
+    exchange = _exchange(workload, cluster, strategies, routes, messages)
     # Local SGD keeps the parameters of the last exchange.
     copies = STATE_COPIES + local
+    cpu = all(device.kind == "cpu" for device in cluster.devices)
     return Demand(
-        slowest_work=np.array([place.slowest_work for place in placements]),
-        mean_work=np.array([place.mean_work for place in placements]),
-        largest_share=np.array([place.largest_share for place in placements]),
+        slowest_work=slowest_work,
+        mean_work=mean_work,
+        largest_share=largest_share,
         bf16=np.array([strategy["precision.compute"] == "bf16" for strategy in strategies]),
         period=period,
         overlapped=~local,
-        buckets=np.array([exchange.buckets for exchange in exchanges]),
-        ring_bytes=ring_bytes,
-        ring_bandwidth=np.array([place.ring_bandwidth for place in placements]),
-        on_node=np.array([place.on_node for place in placements]),
-        codec_bytes=np.array([exchange.codec_bytes for exchange in exchanges]),
-        state_bytes=copies * workload.gradient_bytes + [exchange.kept_bytes for exchange in exchanges],
-        information_loss=np.array([exchange.information_loss for exchange in exchanges]),
-        wire_bytes=ring_bytes * cluster.size / period,
+        buckets=np.array([message.buckets for message in messages]),
+        chunks=exchange.chunks,
+        sequential_seconds=exchange.sequential_seconds,
+        pipelined_seconds=exchange.pipelined_seconds,
+        on_node=np.array([cpu and route.on_node for route in routes]),
+        codec_bytes=exchange.codec_bytes,
+        state_bytes=copies * workload.gradient_bytes + exchange.kept_bytes,
+        information_loss=np.array([message.information_loss for message in messages]),
+        tiers=network.tiers,
+        wire_bytes=exchange.sent / period[:, None],
     )
 
 
-def _once_per(prefixes: tuple[str, ...], strategies: Sequence[Strategy], compute: Callable[[Strategy], T]) -> list[T]:
-    """`compute` of each strategy, called once for all that agree on the knobs whose names begin so."""
-    found: dict[tuple[object, ...], T] = {}
-    values = []
-    for strategy in strategies:
-        key = tuple(item for item in strategy.items_ if item[0].startswith(prefixes))
+def _once_per(keys: Sequence[Hashable], compute: Callable[[int], T]) -> list[T]:
+    """`compute` of each index, called once for all that have the same key."""
+    found: dict[Hashable, T] = {}
+    for index, key in enumerate(keys):
         if key not in found:
-            found[key] = compute(strategy)
-        values.append(found[key])
-    return values
+            found[key] = compute(index)
+    return [found[key] for key in keys]
 
 
-class _Placement(NamedTuple):
-    """What `mapping.*` decides; fields as in Demand."""
+class _Work(NamedTuple):
+    """What order and batch shares decide; fields as in Demand."""
 
-    slowest_work: float
-    mean_work: float
+    slowest: float
+    mean: float
     largest_share: float
-    ring_bandwidth: float
-    on_node: bool
 
 
-def _placement(workload: WorkloadProfile, cluster: Cluster, strategy: Strategy) -> _Placement:
+def _work(workload: WorkloadProfile, cluster: Cluster, strategy: Strategy) -> _Work:
     order = device_order(strategy, cluster, cluster.size)
     shares = batch_shares(strategy, cluster, order, workload.global_batch)
-    devices = [cluster.devices[index] for index in order]
-    work = [
-        workload.flops_per_sample * share / device.profile.flops for share, device in zip(shares, devices, strict=True)
+    seconds = [
+        workload.flops_per_sample * share / cluster.devices[index].profile.flops
+        for share, index in zip(shares, order, strict=True)
     ]
-    ring = pairwise([*devices, devices[0]]) if len(devices) > 1 else ()
-    hops = Counter((sender.node, receiver.node) for sender, receiver in ring)
-    cpu = all(device.kind == "cpu" for device in devices)
-    return _Placement(
-        slowest_work=max(work),
-        mean_work=sum(work) / len(work),
-        largest_share=float(max(shares)),
-        ring_bandwidth=min((_rate(cluster, hop, flows) for hop, flows in hops.items()), default=math.inf),
-        on_node=cpu and any(source == target for source, target in hops),
+    return _Work(max(seconds), sum(seconds) / len(seconds), float(max(shares)))
+
+
+def _route(network: Network, cluster: Cluster, strategy: Strategy) -> Route:
+    order = device_order(strategy, cluster, cluster.size)
+    if strategy["sync.mode"] != "hierarchical":
+        return network.route(order, ())
+    return network.route(
+        order, [level.groups for level in grouping(str(strategy["mapping.groups"]), tier_levels(cluster, order))]
     )
 
 
-def _rate(cluster: Cluster, hop: tuple[str, str], flows: int) -> float:
-    """Rate of one rank's traffic on a hop. Flows between two nodes share their link; inside one it is given."""
-    for link in cluster.links:
-        if (link.source, link.target) == hop:
-            return link.bandwidth if link.source == link.target else link.bandwidth / flows
-    raise InvalidRequest(f"cluster {cluster.name} describes no link {hop[0]}->{hop[1]}; probe it again")
-
-
-class _Exchange(NamedTuple):
-    """What `compress.*` and `sync.bucket_mb` decide; fields as in Demand."""
+class _Message(NamedTuple):
+    """What `compress.*` and `sync.bucket_mb` decide."""
 
     buckets: float
-    ring_bytes: float
-    codec_bytes: float
-    kept_bytes: float
-    """Memory of the residual and of gathered payloads, B."""
+    """As in Demand."""
+    payload: float
+    """Bytes of all that a rank has, encoded."""
+    linear: bool
+    """Whether payloads can be summed on the wire."""
+    traffic: float
+    """Memory traffic of encoding and decoding all that a rank has, B."""
+    residual: float
+    """Memory of the residual, B."""
     information_loss: float
+    """As in Demand."""
 
 
-def _exchange(workload: WorkloadProfile, world_size: int, strategy: Strategy) -> _Exchange:
+def _message(workload: WorkloadProfile, strategy: Strategy) -> _Message:
     bucket_bytes = float(strategy["sync.bucket_mb"]) * 2**20
     # A parameter tensor is never split, so there are at most as many buckets as tensors.
     buckets = min(workload.parameter_tensors, math.ceil(workload.gradient_bytes / bucket_bytes))
@@ -186,21 +201,77 @@ def _exchange(workload: WorkloadProfile, world_size: int, strategy: Strategy) ->
     elements, larger = divmod(workload.parameters, buckets)
     payload = larger * codec.payload_bytes(elements + 1) + (buckets - larger) * codec.payload_bytes(elements)
     residual = workload.gradient_bytes * codec.error_feedback
-    traffic = FEEDBACK_PASSES * residual
-    if codec.linear:
-        return _Exchange(
-            buckets=buckets,
-            ring_bytes=2 * (world_size - 1) / world_size * payload,
-            codec_bytes=traffic + CAST_PASSES * workload.gradient_bytes * codec.lossy,
-            kept_bytes=residual,
-            information_loss=CAST_LOSS * codec.lossy,
-        )
-    # An element is sent as its value and its index.
-    sent = min(1.0, payload / (2 * workload.gradient_bytes))
-    return _Exchange(
+    passes, loss = CAST_PASSES * codec.lossy, CAST_LOSS * codec.lossy
+    if not codec.linear:
+        # An element is sent as its value and its index.
+        sent = min(1.0, payload / (2 * workload.gradient_bytes))
+        passes, loss = SELECT_PASSES, -math.log10(sent) * (1.0 if codec.error_feedback else NO_FEEDBACK_LOSS)
+    return _Message(
         buckets=buckets,
-        ring_bytes=(world_size - 1) * payload,
-        codec_bytes=traffic + SELECT_PASSES * workload.gradient_bytes + SCATTER_PASSES * world_size * payload,
-        kept_bytes=residual + world_size * payload,
-        information_loss=-math.log10(sent) * (1.0 if codec.error_feedback else NO_FEEDBACK_LOSS),
+        payload=payload,
+        linear=codec.linear,
+        traffic=FEEDBACK_PASSES * residual + passes * workload.gradient_bytes,
+        residual=residual,
+        information_loss=loss,
+    )
+
+
+class _Exchange(NamedTuple):
+    """Messages on their routes; fields as in Demand, [S] unless stated."""
+
+    chunks: Floats
+    sequential_seconds: Floats
+    pipelined_seconds: Floats
+    sent: Floats
+    """Bytes that all ranks send on each tier per exchange, [S, T]."""
+    codec_bytes: Floats
+    kept_bytes: Floats
+    """Memory of the residual and of gathered payloads, B."""
+
+
+def _exchange(
+    workload: WorkloadProfile,
+    cluster: Cluster,
+    strategies: Sequence[Strategy],
+    routes: Sequence[Route],
+    messages: Sequence[_Message],
+) -> _Exchange:
+    gradient, ranks = workload.gradient_bytes, cluster.size
+    buckets, payload, linear, traffic, residual, _ = np.array(messages).T
+    # Chunk size of what passes through several levels, and whether the codec applies to the last of them alone.
+    chunk_bytes, coded_last = np.array(
+        [
+            (float(strategy["sync.chunk_mb"]) * 2**20, strategy["compress.tier"] == "slow")
+            if strategy["sync.mode"] == "hierarchical"
+            else (math.inf, False)
+            for strategy in strategies
+        ]
+    ).T
+    chunks = buckets * np.maximum(1, np.ceil(gradient / buckets / chunk_bytes))
+    # A flat exchange gathers what cannot be summed on the wire; a hierarchical one decodes and sums at every level.
+    gathered = np.where((linear > 0) | np.isfinite(chunk_bytes), 0.0, ranks)
+
+    distinct = {id(route): route for route in routes}
+    places = {key: place for place, key in enumerate(distinct)}
+    rows = [places[id(route)] for route in routes]
+    levels, busy, sent = (
+        np.array([getattr(route, name) for route in distinct.values()])[rows] for name in ("levels", "busy", "sent")
+    )
+    seconds, share, rounds = np.moveaxis(levels, 2, 0)
+    # The last level is where nothing follows.
+    last = np.cumsum(share[:, ::-1], axis=1)[:, ::-1] == share
+    coded = last | (coded_last == 0)[:, None]
+    size = np.where(coded, (payload * np.maximum(1, gathered / 2))[:, None], gradient)
+    latency = max(device.profile.net_latency for device in cluster.devices) * chunks[:, None] * rounds
+    level = seconds * size
+    link = (busy * size[:, :, None]).sum(axis=1)
+    received = (sent.sum(axis=2) * size * coded).sum(axis=1) / ranks
+    return _Exchange(
+        chunks=chunks,
+        sequential_seconds=(level + latency).sum(axis=1),
+        pipelined_seconds=np.maximum(link.max(axis=1), level.max(axis=1)) + latency.max(axis=1),
+        sent=(sent * size[:, :, None]).sum(axis=1),
+        # A codec works on what a rank has when the exchange comes to a level.
+        codec_bytes=traffic * (share * coded).sum(axis=1) + np.where(linear, 0.0, SCATTER_PASSES * received),
+        kept_bytes=residual + gathered * payload,
     )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gymnasium import spaces
 
 from paceline.env.belief import Belief
+from paceline.env.demand import demand
 from paceline.env.gain import best_trial, is_valid, log_gain
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import Categorical, PerRank
@@ -18,12 +19,18 @@ from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import TrialResult
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import InvalidRequest
+from paceline.runtime.mapping import device_order, ring_rate
 
 Observation = dict[str, npt.NDArray[np.float32]]
 
 BOUND = 10.0
 """Every entry of an observation lies in [-BOUND, BOUND]."""
 
+MAPPING_FEATURES = (
+    "mapping.log_ring_rate",
+    "mapping.load_balance_error",
+    "mapping.busiest_tier_share",
+)
 BELIEF_FEATURES = (
     "belief.mean_log_gain",
     "belief.std_log_gain",
@@ -37,10 +44,12 @@ CONTEXT_FEATURES = (
     "workload.log10_global_batch",
     "cluster.log2_world_size",
     "cluster.log2_nodes",
+    "cluster.log2_racks",
     "cluster.log10_flops",
     "cluster.log_flops_spread",
     "cluster.log10_mem_bw",
     "cluster.log10_link_bandwidth",
+    "cluster.log_uplink_spread",
     "cluster.log10_latency",
     "belief.communication_share",
     "session.trials_left",
@@ -87,10 +96,34 @@ class TuningCase:
         return np.array(rows, dtype=np.float32)
 
     @cached_property
+    def mapping_features(self) -> npt.NDArray[np.float32]:
+        """Shape [candidates, 3]: what the probe says of each candidate's mapping, in the order of MAPPING_FEATURES.
+
+        The log of its ring's rate relative to the default's; its load-balance error; and how long an exchange keeps
+        the busiest tier busy, as a part of that and the slowest rank's computing.
+        """
+        facts = demand(self.workload, self.cluster, self.candidates)
+        orders = {strategy["mapping.order"]: strategy for strategy in self.candidates}
+        rates = {
+            order: ring_rate(self.cluster, device_order(strategy, self.cluster, self.cluster.size))
+            for order, strategy in orders.items()
+        }
+        default = rates[self.space.default["mapping.order"]]
+        busy = facts.pipelined_seconds / facts.period
+        rows = [
+            [math.log(rates[strategy["mapping.order"]] / default) for strategy in self.candidates],
+            facts.load_balance_error,
+            busy / (busy + facts.slowest_work),
+        ]
+        return np.array(rows, dtype=np.float32).T
+
+    @cached_property
     def context_features(self) -> npt.NDArray[np.float32]:
-        """Shape [11]: the fixed part of the context, in the order of CONTEXT_FEATURES."""
+        """Shape [13]: the fixed part of the context, in the order of CONTEXT_FEATURES."""
         workload, devices = self.workload, self.cluster.devices
         flops = [device.profile.flops for device in devices]
+        racks = next((len(tier.groups) for tier in self.cluster.tiers if tier.name == "rack"), 1)
+        uplinks = [rate for tier in self.cluster.tiers for rate in tier.uplinks] or [1.0]
         return np.array(
             [
                 math.log10(workload.parameters) - 6,
@@ -99,10 +132,12 @@ class TuningCase:
                 math.log10(workload.global_batch) - 2,
                 math.log2(len(devices)),
                 math.log2(len({device.node for device in devices})),
+                math.log2(racks),
                 math.log10(sum(flops) / len(flops)) - 11,
                 math.log(max(flops) / min(flops)),
                 math.log10(min(device.profile.mem_bw for device in devices)) - 10,
                 math.log10(min((link.bandwidth for link in self.cluster.links), default=1e12)) - 9,
+                math.log(max(uplinks) / min(uplinks)),
                 math.log10(max(1e-9, *(device.profile.net_latency for device in devices))) + 4,
             ],
             dtype=np.float32,
@@ -112,7 +147,7 @@ class TuningCase:
 def candidate_features(space: KnobSpace) -> tuple[str, ...]:
     """Names of the candidate features in order: F of them."""
     knobs = [name for knob in space.knobs for name in _knob_features(knob)]
-    return (*knobs, *BELIEF_FEATURES, *TRIAL_FEATURES)
+    return (*knobs, *MAPPING_FEATURES, *BELIEF_FEATURES, *TRIAL_FEATURES)
 
 
 def observation_space(space: KnobSpace, max_candidates: int) -> spaces.Dict:
@@ -140,7 +175,8 @@ def encode(case: TuningCase, trials: Sequence[TrialResult], *, max_candidates: i
     forecast = case.belief.predict(case.candidates, trials)
     tried = {trial.strategy: trial for trial in trials}
     measured = [_encode_trial(tried.get(strategy), trials) for strategy in case.candidates]
-    rows = np.column_stack([case.knob_features, forecast.mean, forecast.std, forecast.failure_probability, measured])
+    beliefs = np.column_stack([forecast.mean, forecast.std, forecast.failure_probability])
+    rows = np.column_stack([case.knob_features, case.mapping_features, beliefs, measured])
     candidates = np.zeros((max_candidates, rows.shape[1]), dtype=np.float32)
     candidates[: len(rows)] = rows
     session = [

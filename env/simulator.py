@@ -2,8 +2,8 @@
 
 The exact part is in `demand.py`. Here is the rest: efficiencies, overlap, contention, stragglers, memory, and what a
 strategy costs in statistical efficiency. All-reduce and all-gather are costed as rings (Thakur et al.,
-"Optimization of Collective Communication Operations in MPICH", IJHPCA 19, 2005); buckets overlap the backward pass
-as in Li et al., "PyTorch Distributed" (arXiv:2006.15704).
+"Optimization of Collective Communication Operations in MPICH", IJHPCA 19, 2005), on one level or on several that work
+as a pipeline; buckets overlap the backward pass as in Li et al., "PyTorch Distributed" (arXiv:2006.15704).
 """
 
 import math
@@ -50,6 +50,8 @@ class Unknowns:
     """Compute time lost per second of exchange hidden behind it, between CPU devices of one node."""
     overlap: Floats
     """Part of the possible overlap of exchange and backward pass that is reached."""
+    pipelining: Floats
+    """Part of the possible overlap of the levels of a hierarchical exchange that is reached."""
     period_sensitivity: Floats
     """Samples lost, relative, per local step between exchanges."""
     compression_sensitivity: Floats
@@ -75,6 +77,7 @@ class Unknowns:
             bf16_speed=np.exp(rng.uniform(np.log(0.15), np.log(4.0), count)),
             contention=rng.uniform(0.0, 1.0, count),
             overlap=rng.uniform(0.3, 1.0, count),
+            pipelining=rng.uniform(0.5, 1.0, count),
             period_sensitivity=lognormal(0.02, 1.2),
             compression_sensitivity=lognormal(0.1, 1.2),
             jitter=lognormal(0.1, 1.0),
@@ -134,7 +137,6 @@ def simulate(
     facts = demand(workload, cluster, strategies)
     devices = [device.profile for device in cluster.devices]
     mem_bw = min(device.mem_bw for device in devices)
-    latency = max(device.net_latency for device in devices)
 
     def column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return values[:, None]
@@ -149,7 +151,9 @@ def simulate(
     optimizer = OPTIMIZER_PASSES * workload.gradient_bytes / mem_bw
 
     codec = unknowns.codec_cost * column(facts.codec_bytes) / mem_bw
-    exchange = column(facts.ring_bytes / facts.ring_bandwidth + latency * facts.buckets) / unknowns.link_efficiency
+    # Levels can work at once on all chunks but the one with which the pipeline fills.
+    saved = column((1 - 1 / facts.chunks) * (facts.sequential_seconds - facts.pipelined_seconds))
+    exchange = (column(facts.sequential_seconds) - unknowns.pipelining * saved) / unknowns.link_efficiency
     # The first bucket is full only after its part of the backward pass, and the last only when that is over.
     overlappable = column(facts.overlapped * (1 - 1 / facts.buckets)) * unknowns.overlap
     hidden = overlappable * np.minimum(exchange, BACKWARD * slowest)

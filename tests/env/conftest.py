@@ -1,10 +1,10 @@
 """Clusters, workloads and strategies for the tests of the environment."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link
+from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link, Tier
 from paceline.runtime.domain.knobs import KnobSpace
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.knobs import knob_space
@@ -36,9 +36,20 @@ ClusterOf = Callable[..., Cluster]
 
 @pytest.fixture
 def cluster_of() -> ClusterOf:
-    """Build a cluster of CPU devices from their nodes: 1 GFLOP/s, 10 GB/s, 1 ms, 100 MB/s links."""
+    """Build a cluster of CPU devices from their nodes: 1 GFLOP/s, 10 GB/s, 1 ms, 100 MB/s links.
 
-    def build(*nodes: str, flops: tuple[float, ...] = (), bandwidth: float = 1e8, memory: float = 1e9) -> Cluster:
+    With `racks`, the nodes of each, it has tiers: nodes send at 50 MB/s and racks at 12.5 MB/s, unless said otherwise.
+    """
+
+    def build(
+        *nodes: str,
+        flops: tuple[float, ...] = (),
+        bandwidth: float = 1e8,
+        memory: float = 1e9,
+        racks: tuple[str, ...] = (),
+        node_rates: tuple[float, ...] = (),
+        rack_rates: tuple[float, ...] = (),
+    ) -> Cluster:
         speeds = flops or (1e9,) * len(nodes)
         devices = tuple(
             Device(
@@ -54,6 +65,14 @@ def cluster_of() -> ClusterOf:
             for source in sorted(set(nodes))
             for target in sorted(set(nodes))
         )
-        return Cluster(name="toy", devices=devices, links=links)
+        tiers = (
+            tier("node", sorted(set(nodes)), nodes, node_rates or (5e7,) * len(set(nodes))),
+            tier("rack", racks, nodes, rack_rates or (1.25e7,) * len(racks)),
+        )
+        return Cluster(name="toy", devices=devices, links=links, tiers=tiers if racks else ())
+
+    def tier(name: str, groups: Sequence[str], nodes: tuple[str, ...], rates: tuple[float, ...]) -> Tier:
+        members = (tuple(index for index, node in enumerate(nodes) if node in group) for group in groups)
+        return Tier(name=name, groups=tuple(members), uplinks=rates)
 
     return build

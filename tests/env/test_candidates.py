@@ -1,5 +1,6 @@
 """Candidates are legal, distinct, reproducible and fit the cluster."""
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -10,12 +11,12 @@ from hypothesis import strategies as st
 from paceline.env.candidates import propose
 from paceline.env.scenarios import random_cluster, random_workload
 from paceline.runtime.domain.cluster import Cluster
-from paceline.runtime.domain.domains import Boolean, Categorical
+from paceline.runtime.domain.domains import Boolean, Categorical, KnobValue
 from paceline.runtime.domain.knobs import Knob, KnobSpace
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import IllegalStrategy
 from paceline.runtime.knobs import knob_space
-from paceline.runtime.mapping import batch_shares, device_order
+from paceline.runtime.mapping import batch_shares, device_order, ring_rate
 
 ClusterOf = Callable[..., Cluster]
 
@@ -24,15 +25,32 @@ ClusterOf = Callable[..., Cluster]
 @given(seed=st.integers(0, 2**32 - 1), count=st.integers(1, 48))
 def test_candidates_are_legal_and_distinct(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)
-    space, workload = knob_space(), random_workload(rng)
-    cluster = random_cluster(rng, workload)
+    workload = random_workload(rng)
+    check(workload, random_cluster(rng, workload), count, seed)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 8, 16, 33, 64])
+def test_candidates_fit_clusters_of_any_size(workload: WorkloadProfile, cluster_of: ClusterOf, devices: int) -> None:
+    nodes = [chr(ord("a") + index % 8) for index in range(devices)]
+    flops = tuple((4e9, 2e9, 1e9)[index % 3] for index in range(devices))
+    cluster = cluster_of(*nodes, flops=flops, racks=("aceg", "bdfh") if devices > 2 else ("a", "b"))
+    check(dataclasses.replace(workload, global_batch=256), cluster, 32, 0)
+
+
+def check(workload: WorkloadProfile, cluster: Cluster, count: int, seed: int) -> None:
+    """Propose, and check what holds for any candidates."""
+    space = knob_space()
     candidates = propose(space, workload, cluster, count=count, seed=seed)
     assert candidates[0] == space.default
     assert len(candidates) == len(set(candidates)) == count
+    rate = ring_rate(cluster, range(cluster.size))
     for strategy in candidates:
         assert space.strategy(strategy, world_size=cluster.size) == strategy
-        shares = batch_shares(strategy, cluster, device_order(strategy, cluster, cluster.size), workload.global_batch)
-        assert sum(shares) == workload.global_batch
+        order = device_order(strategy, cluster, cluster.size)
+        assert sum(batch_shares(strategy, cluster, order, workload.global_batch)) == workload.global_batch
+        assert strategy["mapping.order"] == "scheduler" or ring_rate(cluster, order) > rate
+        assert strategy["sync.mode"] != "hierarchical" or cluster.tiers
+        assert strategy["compress.tier"] == "all" or strategy["compress.codec"] != "none"
     assert propose(space, workload, cluster, count=count, seed=seed) == candidates
 
 
@@ -49,27 +67,53 @@ def test_only_the_random_part_depends_on_the_seed(
 
 
 def test_a_small_space_gives_fewer(workload: WorkloadProfile, cluster_of: ClusterOf, space: KnobSpace) -> None:
-    mapping = [knob for knob in space.knobs if knob.name.startswith("mapping.")]
+    mapping = [knob for knob in space.knobs if knob.name in ("mapping.order", "mapping.batch_share")]
     codec = Knob(name="compress.codec", doc="", domain=Categorical(choices=("none", "fp16")), default="none")
     flag = Knob(name="data.cache", doc="", domain=Boolean(), default=False)
     small = KnobSpace(knobs=(codec, flag, *mapping))
     assert len(propose(small, workload, cluster_of("a", "a"), count=32, seed=0)) == 4
 
 
+def changes(space: KnobSpace, workload: WorkloadProfile, cluster: Cluster) -> list[dict[str, KnobValue]]:
+    """What each of 32 candidates changes of the default."""
+    return [s.differences(space.default) for s in propose(space, workload, cluster, count=32, seed=0)]
+
+
 def test_batch_shares_follow_speed(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
-    unequal = propose(space, workload, cluster_of("a", "a", flops=(3e9, 1e9)), count=32, seed=0)
-    assert {"mapping.batch_share": "12,4"} in [strategy.differences(space.default) for strategy in unequal]
-    nearly_equal = propose(space, workload, cluster_of("a", "a", flops=(1.04e9, 1e9)), count=32, seed=0)
-    assert {strategy["mapping.batch_share"] for strategy in nearly_equal} == {"even"}
+    assert {"mapping.batch_share": "proportional"} in changes(space, workload, cluster_of("a", "a", flops=(3e9, 1e9)))
+    alike = changes(space, workload, cluster_of("a", "a", flops=(1.04e9, 1e9)))
+    assert not any("mapping.batch_share" in change for change in alike)
 
 
-def test_devices_of_a_node_are_brought_together(
+def test_shares_that_leave_a_rank_without_samples_spoil_no_others(
     space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
 ) -> None:
-    apart = propose(space, workload, cluster_of("a", "b", "a", "b"), count=32, seed=0)
-    assert {"mapping.order": "0,2,1,3"} in [strategy.differences(space.default) for strategy in apart]
-    together = propose(space, workload, cluster_of("b", "b", "a", "a"), count=32, seed=0)
-    assert {strategy["mapping.order"] for strategy in together} == {"scheduler"}
+    found = changes(space, workload, cluster_of("a", "a", flops=(1e9, 1e12)))
+    assert found[1:4] == [{"compress.codec": codec} for codec in ("bf16", "fp16", "topk")]
+    assert not any("mapping.batch_share" in change for change in found)
+
+
+def test_groups_of_devices_are_brought_together(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
+    apart = changes(space, workload, cluster_of(*"abcd", racks=("ac", "bd")))
+    assert {"mapping.order": "topology"} in apart
+    together = changes(space, workload, cluster_of(*"dbca", racks=("ac", "bd")))
+    assert not any("mapping.order" in change for change in together)
+
+
+def test_mapping_is_combined_with_what_depends_on_it(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
+) -> None:
+    mapping = {"mapping.order": "topology", "mapping.batch_share": "proportional"}
+    found = changes(space, workload, cluster_of(*"abcd", racks=("ac", "bd"), flops=(1e9, 1e9, 1e9, 2e9)))
+    assert mapping in found
+    assert mapping | {"sync.mode": "hierarchical"} in found
+    for codec in ("bf16", "fp16", "topk"):
+        for tier in ({}, {"compress.tier": "slow"}):
+            assert mapping | {"sync.mode": "hierarchical", "compress.codec": codec} | tier in found
+    # Numbers get their chance in what is left.
+    assert sum(any(name in change for name in ("sync.bucket_mb", "sync.chunk_mb")) for change in found) >= 4
 
 
 def test_more_devices_than_samples_is_refused(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,13 @@ from paceline.env.observation import (
     observation_space,
 )
 from paceline.env.tuning import TuningEnv
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.trial import TrialResult
+from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.knobs import knob_space
+
+ClusterOf = Callable[..., Cluster]
 
 GOLDEN = Path(__file__).with_name("golden_layout.json")
 SOURCES = Path(__file__).parents[2] / "src"
@@ -95,10 +100,33 @@ def test_rows_say_which_knobs_are_set() -> None:
     rows = table(case, encode(case, [], max_candidates=MAX_CANDIDATES))
     for row, strategy in zip(rows, case.candidates, strict=True):
         assert row[f"sync.mode={strategy['sync.mode']}"] == 1
-        assert row["sync.mode=allreduce"] + row["sync.mode=local_sgd"] == 1
+        assert sum(value for name, value in row.items() if name.startswith("sync.mode=")) == 1
         assert row["sync.period:in_use"] == (strategy["sync.mode"] == "local_sgd")
-        assert row["mapping.order=explicit"] == (strategy["mapping.order"] != "scheduler")
+        assert row["mapping.order=topology"] == (strategy["mapping.order"] == "topology")
+        assert row["sync.chunk_mb:in_use"] == (strategy["sync.mode"] == "hierarchical")
         assert 0 <= row["compress.ratio"] <= 1
+
+
+def test_rows_say_what_a_mapping_changes(workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
+    space = knob_space()
+    cluster = cluster_of(*"abcd", racks=("ac", "bd"), flops=(1e9, 1e9, 1e9, 3e9), rack_rates=(1e7, 2e7))
+    mapping = {"mapping.order": "topology", "mapping.batch_share": "proportional"}
+    changes = ({}, mapping, {"sync.mode": "hierarchical"}, mapping | {"sync.mode": "local_sgd", "sync.period": 64})
+    candidates = tuple(space.strategy(change) for change in changes)
+    case = TuningCase(space=space, workload=workload, cluster=cluster, candidates=candidates, trials_budget=1)
+    observation = encode(case, [], max_candidates=MAX_CANDIDATES)
+    rows = table(case, observation)
+    # Two ranks of each rack send to the other; in topology order only one does.
+    assert [row["mapping.log_ring_rate"] for row in rows] == pytest.approx([0, np.log(2), 0, np.log(2)])
+    # Each has four of sixteen samples, which the fourth computes three times as fast.
+    assert rows[0]["mapping.load_balance_error"] == pytest.approx(4 / (10 / 3) - 1)
+    assert rows[1]["mapping.load_balance_error"] < 0.2
+    share = [row["mapping.busiest_tier_share"] for row in rows]
+    assert 0 < share[3] < share[2] < share[0] < 1
+    context = dict(zip(CONTEXT_FEATURES, observation["context"], strict=True))
+    assert context["cluster.log2_nodes"] == 2
+    assert context["cluster.log2_racks"] == 1
+    assert context["cluster.log_uplink_spread"] == pytest.approx(np.log(5))
 
 
 def test_budget_is_observed() -> None:

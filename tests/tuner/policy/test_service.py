@@ -182,6 +182,9 @@ def disturbed(draw: st.DrawFn, request: policy_pb2.RecommendRequest) -> policy_p
     changed.CopyFrom(request)
     message: Any = changed
     while True:
+        if not message.ListFields():
+            # All its fields are at their defaults, such as the interval (0, 0) of a failed trial.
+            return changed
         field, value = draw(st.sampled_from(message.ListFields()))
         if field.is_repeated:
             if field.message_type is None or field.message_type.GetOptions().map_entry or draw(st.booleans()):
