@@ -19,6 +19,8 @@ class DeviceSlot:
     """Node it sits in."""
     pool: str
     """Devices of one pool take turns on the same cores, so they are equally fast whatever a short probe says."""
+    memory: int | None = None
+    """What its worker may allocate before it is killed, B; None where all share the machine's."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,18 +2,14 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
-import statistics
 import tempfile
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paceline.proto.paceline.v1 import control_pb2
 from paceline.runtime import launch, mapping, workloads
-from paceline.runtime.convert import from_message
-from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import TrialEvent, TrialFailed, TrialFinished
 from paceline.runtime.domain.knobs import KnobSpace
@@ -23,8 +19,8 @@ from paceline.runtime.domain.trial import Trial, TrialResult, TrialSpec
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import Busy, Conflict, InvalidRequest, NotFound, WorkerFailure
 from paceline.runtime.knobs import knob_space
-from paceline.runtime.launch.base import DeviceSlot
-from paceline.runtime.server.fleet import Fleet, Worker, WorkerError, WorkerLost, call_all
+from paceline.runtime.probe.cluster import probe_cluster, probe_links_again
+from paceline.runtime.server.fleet import Fleet
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.results import trial_result
 from paceline.runtime.server.trial_runner import Record, Request, TrialEnded, TrialRunner
@@ -134,37 +130,12 @@ class Runtime:
             self._temporary.cleanup()
 
     async def _measure(self) -> Cluster:
-        slots = self.launcher.slots
-        workers = await self._fleet.complete(range(len(slots)))
         assert self._generations is not None
-        measure = control_pb2.Command.MeasureDevice(plan=self._generations.plan(workers))
-        try:
-            answers = [answer.measured for answer in await call_all(workers, measure=measure)]
-        except (WorkerLost, WorkerError) as error:
-            raise WorkerFailure(f"the devices could not be measured: {error}") from error
-        profiles = [from_message(answer.profile, DeviceProfile) for answer in answers]
-        devices = tuple(
-            Device(name=slot.name, node=slot.node, kind=answer.kind, profile=_of_pool(slot, slots, profiles, profile))
-            for slot, answer, profile in zip(slots, answers, profiles, strict=True)
-        )
-        nodes = sorted({slot.node for slot in slots})
-        links = tuple(
-            Link(
-                source=node,
-                target=node,
-                bandwidth=statistics.median(answer.bandwidth for answer in answers),
-                alone=statistics.median(answer.bandwidth for answer in answers),
-                latency=statistics.median(answer.profile.net_latency for answer in answers),
-            )
-            for node in nodes
-        )
-        return Cluster(name=self.launcher.reference, devices=devices, links=links)
+        workers = await self._fleet.complete(range(len(self.launcher.slots)))
+        return await probe_cluster(self.launcher, workers, self._generations.plan(workers))
 
     def _publish(self, cluster: Cluster) -> None:
         self._cluster = cluster
-
-    async def _probe_links(self, cluster: Cluster, workers: Sequence[Worker]) -> Cluster:
-        return cluster
 
     @property
     def cluster(self) -> Cluster:
@@ -323,7 +294,7 @@ class Runtime:
             start_loss=self._start_losses.get(key),
             emit=entry.log.append,
             publish=self._publish,
-            probe_links=self._probe_links,
+            probe_links=probe_links_again,
         )
         entry.state = "running"
         found = self.cluster
@@ -377,16 +348,3 @@ class Runtime:
 def _start(spec: TrialSpec) -> tuple[object, ...]:
     """What two trials must share for their held-out curves to be comparable."""
     return spec.workload, spec.seed, spec.start_snapshot, spec.world_size
-
-
-def _of_pool(
-    slot: DeviceSlot, slots: Sequence[DeviceSlot], profiles: Sequence[DeviceProfile], own: DeviceProfile
-) -> DeviceProfile:
-    """A device's profile with the mean speed of its pool."""
-    pool = [profile for other, profile in zip(slots, profiles, strict=True) if other.pool == slot.pool]
-    return dataclasses.replace(
-        own,
-        flops=statistics.fmean(profile.flops for profile in pool),
-        mem_bw=statistics.fmean(profile.mem_bw for profile in pool),
-        net_latency=statistics.median(profile.net_latency for profile in pool),
-    )

@@ -1,4 +1,4 @@
-"""A quick measurement of this device and of its exchange with the others, all devices busy at once."""
+"""A quick measurement of this device, all devices busy at once."""
 
 import statistics
 import time
@@ -9,16 +9,12 @@ import torch
 import torch.distributed as dist
 
 from paceline.runtime.domain.cluster import DeviceProfile
-from paceline.runtime.exchange import all_reduce_bytes
-
-SECONDS_EACH = 0.15
-EXCHANGE_ELEMENTS = 2**20
 
 
-def _seconds_per_call(call: Callable[[], object]) -> float:
+def _seconds_per_call(call: Callable[[], object], seconds: float) -> float:
     call()
     began, calls = time.perf_counter(), 0
-    while time.perf_counter() - began < SECONDS_EACH:
+    while time.perf_counter() - began < seconds:
         call()
         calls += 1
     return (time.perf_counter() - began) / calls
@@ -34,26 +30,21 @@ def _median_seconds(call: Callable[[], object], calls: int) -> float:
     return statistics.median(times)
 
 
-def measure_device(group: dist.ProcessGroup) -> tuple[DeviceProfile, float]:
-    """Profile this device; also the B/s this rank sends in an all-reduce of 4 MiB. A collective."""
+def measure_device(group: dist.ProcessGroup, seconds: float) -> DeviceProfile:
+    """Profile this device in `seconds` per figure. A collective."""
     size = 384
     left, right = torch.randn(size, size), torch.randn(size, size)
     dist.barrier(group)
-    flops = 2 * size**3 / _seconds_per_call(lambda: left @ right)
+    flops = 2 * size**3 / _seconds_per_call(lambda: left @ right, seconds)
     source, target = torch.empty(2**23), torch.empty(2**23)
     dist.barrier(group)
-    mem_bw = 2 * source.numel() * 4 / _seconds_per_call(lambda: target.copy_(source))
-    one, large = torch.zeros(1), torch.zeros(EXCHANGE_ELEMENTS)
+    mem_bw = 2 * source.numel() * 4 / _seconds_per_call(lambda: target.copy_(source), seconds)
+    one = torch.zeros(1)
     latency = _median_seconds(lambda: dist.all_reduce(one, group=group), 20)
-    seconds = _median_seconds(lambda: dist.all_reduce(large, group=group), 7)
-    world_size = group.size()
-    # A world of one exchanges nothing; its memory is the only path there is.
-    sent = all_reduce_bytes(EXCHANGE_ELEMENTS * 4, world_size, 0) or EXCHANGE_ELEMENTS * 4
-    profile = DeviceProfile(
+    return DeviceProfile(
         flops=flops,
         mem_bw=mem_bw,
         net_latency=latency,
         pcie_bw=0.0,
-        memory=psutil.virtual_memory().total / world_size,
+        memory=psutil.virtual_memory().total / group.size(),
     )
-    return profile, sent / seconds

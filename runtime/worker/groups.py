@@ -58,8 +58,12 @@ class Groups:
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
             self._wait_on(_open_sockets() - before - rendezvous)
             self._members = _members(plan)
+        return self.current()
+
+    def current(self) -> dist.ProcessGroup:
+        """The group that was entered last."""
         group = dist.group.WORLD
-        assert group is not None
+        assert group is not None, "the server sends a plan first"
         return group
 
     def _wait_on(self, connections: set[tuple[int, int]]) -> None:

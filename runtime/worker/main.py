@@ -16,6 +16,7 @@ from paceline.runtime.session import Membership, Session
 from paceline.runtime.snapshot.state import ReplicaState
 from paceline.runtime.snapshot.store import SnapshotStore
 from paceline.runtime.worker.device import measure_device
+from paceline.runtime.worker.flows import run_flows
 from paceline.runtime.worker.gate import StepGate
 from paceline.runtime.worker.groups import Groups
 from paceline.runtime.worker.link import ControlLink
@@ -90,13 +91,18 @@ class Executor:
                 link.answer(command, snapshot=self._take_snapshot())
             case "measure":
                 self._end_trial()
-                profile, bandwidth = measure_device(self._groups.enter(command.measure.plan))
+                group = self._groups.enter(command.measure.plan)
+                profile = measure_device(group, command.measure.seconds)
                 measured = control_pb2.WorkerMessage.Measured(
                     profile=to_message(profile, types_pb2.DeviceProfile),
-                    bandwidth=bandwidth,
                     kind="cpu",
                 )
                 link.answer(command, measured=measured)
+            case "probe_links":
+                probe = command.probe_links
+                flows = [(flow.source, flow.target) for flow in probe.flows]
+                measured_flows = run_flows(self._groups.current(), flows, probe.seconds, probe.chunk_bytes)
+                link.answer(command, probed=control_pb2.WorkerMessage.LinksProbed(flows=measured_flows))
             case "abort":
                 if self._session is not None:
                     self._state_complete = self._session.roll_back() and self._state_complete

@@ -4,7 +4,7 @@ Importing torch takes seconds, and the first DistributedDataParallel in a proces
 this once, so a replacement worker is there in milliseconds. It never runs an operation itself: a fork of a process
 with running threads would be unsafe.
 
-It reads one JSON object per line from stdin (`launch`, or `kill`) and writes one per line to stdout (`exited`). When
+It reads one JSON object per line from stdin (`launch`, or `signal`) and writes one per line to stdout (`exited`). When
 stdin closes, because its server ended in any way at all, it kills its workers and exits; they also die with it.
 """
 
@@ -19,6 +19,8 @@ import signal
 import socket
 import sys
 from typing import Any
+
+from paceline.runtime.lab.namespace import enter
 
 PR_SET_PDEATHSIG = 1
 
@@ -40,11 +42,15 @@ def _run_child(request: dict[str, Any], zygote: int) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with open(os.devnull) as null:
         os.dup2(null.fileno(), 0)
+    if request["namespace"]:
+        enter(request["namespace"])
+    for members in request["cgroups"]:
+        with open(members, "w") as file:
+            file.write("0")
     from paceline.runtime.launch.base import WorkerAddress
     from paceline.runtime.worker.main import run_worker
 
-    threads = request.pop("threads")
-    run_worker(WorkerAddress(**request), threads=threads)
+    run_worker(WorkerAddress(**request["worker"]), threads=request["threads"])
 
 
 def main() -> None:
@@ -80,8 +86,8 @@ def main() -> None:
             *lines, buffered = (buffered + chunk).split(b"\n")
             for line in lines:
                 request = json.loads(line)
-                if "kill" in request:
-                    _kill(workers, tuple(request["kill"]))
+                if "signal" in request:
+                    _signal(workers, *request["signal"])
                     continue
                 pid = os.fork()
                 if pid == 0:
@@ -96,13 +102,14 @@ def main() -> None:
                         traceback.print_exc()
                     finally:
                         os._exit(status)
-                workers[pid] = (request["launch"]["device"], request["launch"]["incarnation"])
+                worker = request["launch"]["worker"]
+                workers[pid] = (worker["device"], worker["incarnation"])
 
 
-def _kill(workers: dict[int, tuple[int, int]], which: tuple[int, ...]) -> None:
+def _signal(workers: dict[int, tuple[int, int]], device: int, incarnation: int, signum: int) -> None:
     for pid, worker in workers.items():
-        if worker == which:
-            os.kill(pid, signal.SIGKILL)
+        if worker == (device, incarnation):
+            os.kill(pid, signum)
 
 
 def _reap(workers: dict[int, tuple[int, int]]) -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.proto.paceline.v1 import types_pb2 as paceline_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"H\n\x05Hello\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"\xf7\x02\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x05split\x18\x04 \x01(\x0b\x32\x16.paceline.v1.StepSplit\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x14\n\x0csample_start\x18\x06 \x01(\x04\x12\x13\n\x0bsample_stop\x18\x07 \x01(\x04\x12:\n\nwire_bytes\x18\x08 \x03(\x0b\x32&.paceline.v1.StepReport.WireBytesEntry\x12\x1e\n\x11local_square_norm\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10mean_square_norm\x18\n \x01(\x01H\x01\x88\x01\x01\x1a\x30\n\x0eWireBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x14\n\x12_local_square_normB\x13\n\x11_mean_square_norm\"B\n\x06Member\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0bneeds_state\x18\x03 \x01(\x08\"%\n\x05Level\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\r\"\xf2\x02\n\x04Plan\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\'\n\x08strategy\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Strategy\x12$\n\x07members\x18\x06 \x03(\x0b\x32\x13.paceline.v1.Member\x12\x0e\n\x06shares\x18\x07 \x03(\r\x12\x12\n\nstore_host\x18\x08 \x01(\t\x12\x12\n\nstore_port\x18\t \x01(\r\x12\x18\n\x0bsource_rank\x18\n \x01(\rH\x00\x88\x01\x01\x12,\n\x08snapshot\x18\x0b \x01(\x0b\x32\x15.paceline.v1.SnapshotH\x01\x88\x01\x01\x12\x14\n\x0csnapshot_url\x18\x0c \x01(\t\x12\"\n\x06levels\x18\r \x03(\x0b\x32\x12.paceline.v1.LevelB\x0e\n\x0c_source_rankB\x0b\n\t_snapshot\"&\n\x04\x46low\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\"\xb1\x06\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12+\n\x05\x62uild\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.Command.BuildH\x00\x12\'\n\x03run\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Command.RunH\x00\x12)\n\x04hold\x18\x04 \x01(\x0b\x32\x19.paceline.v1.Command.HoldH\x00\x12\x32\n\trun_until\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.Command.RunUntilH\x00\x12\x31\n\x08\x65valuate\x18\x06 \x01(\x0b\x32\x1d.paceline.v1.Command.EvaluateH\x00\x12\x35\n\x08snapshot\x18\x07 \x01(\x0b\x32!.paceline.v1.Command.TakeSnapshotH\x00\x12\x35\n\x07measure\x18\x08 \x01(\x0b\x32\".paceline.v1.Command.MeasureDeviceH\x00\x12+\n\x05\x61\x62ort\x18\t \x01(\x0b\x32\x1a.paceline.v1.Command.AbortH\x00\x12\x31\n\x08shutdown\x18\n \x01(\x0b\x32\x1d.paceline.v1.Command.ShutdownH\x00\x12\x36\n\x0bprobe_links\x18\x0b \x01(\x0b\x32\x1f.paceline.v1.Command.ProbeLinksH\x00\x1a(\n\x05\x42uild\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.paceline.v1.Plan\x1a\x19\n\x03Run\x12\x12\n\nuntil_step\x18\x01 \x01(\x04\x1a\x06\n\x04Hold\x1a\x18\n\x08RunUntil\x12\x0c\n\x04step\x18\x01 \x01(\x04\x1a\x1a\n\x08\x45valuate\x12\x0e\n\x06settle\x18\x01 \x01(\x08\x1a\x0e\n\x0cTakeSnapshot\x1a\x30\n\rMeasureDevice\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.paceline.v1.Plan\x1a?\n\nProbeLinks\x12 \n\x05\x66lows\x18\x01 \x03(\x0b\x32\x11.paceline.v1.Flow\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x1a\x07\n\x05\x41\x62ort\x1a\n\n\x08ShutdownB\t\n\x07\x63ommand\"\xc4\t\n\rWorkerMessage\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.paceline.v1.WorkerMessage.HeartbeatH\x00\x12\x31\n\x05\x62uilt\x18\x04 \x01(\x0b\x32 .paceline.v1.WorkerMessage.BuiltH\x00\x12\x35\n\x07stopped\x18\x05 \x01(\x0b\x32\".paceline.v1.WorkerMessage.StoppedH\x00\x12/\n\x04held\x18\x06 \x01(\x0b\x32\x1f.paceline.v1.WorkerMessage.HeldH\x00\x12\x39\n\tevaluated\x18\x07 \x01(\x0b\x32$.paceline.v1.WorkerMessage.EvaluatedH\x00\x12>\n\x08snapshot\x18\x08 \x01(\x0b\x32*.paceline.v1.WorkerMessage.SnapshotWrittenH\x00\x12\x37\n\x08measured\x18\t \x01(\x0b\x32#.paceline.v1.WorkerMessage.MeasuredH\x00\x12\x33\n\x06\x66\x61iled\x18\n \x01(\x0b\x32!.paceline.v1.WorkerMessage.FailedH\x00\x12\x38\n\x06probed\x18\x0b \x01(\x0b\x32&.paceline.v1.WorkerMessage.LinksProbedH\x00\x1a%\n\x05\x42uilt\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x1a<\n\x07Stopped\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12\x13\n\x0bholds_state\x18\x03 \x01(\x08\x1a\x19\n\x04Held\x12\x11\n\tnext_step\x18\x01 \x01(\x04\x1a.\n\tEvaluated\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x1aj\n\x0fSnapshotWritten\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12(\n\x05parts\x18\x03 \x03(\x0b\x32\x19.paceline.v1.SnapshotPart\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x1aX\n\x08Measured\x12+\n\x07profile\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.DeviceProfile\x12\x11\n\tbandwidth\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x1a\x42\n\x0c\x46lowMeasured\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x11\n\tbandwidth\x18\x02 \x01(\x01\x12\x0f\n\x07latency\x18\x03 \x01(\x01\x1a\x45\n\x0bLinksProbed\x12\x36\n\x05\x66lows\x18\x01 \x03(\x0b\x32\'.paceline.v1.WorkerMessage.FlowMeasured\x1a(\n\x06\x46\x61iled\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x1aK\n\tHeartbeat\x12\x16\n\x0eresident_bytes\x18\x01 \x01(\x04\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.paceline.v1.StepReportB\t\n\x07message2I\n\x07\x43ontrol\x12>\n\x06\x41ttach\x12\x1a.paceline.v1.WorkerMessage\x1a\x14.paceline.v1.Command(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19paceline/v1/control.proto\x12\x0bpaceline.v1\x1a\x17paceline/v1/types.proto\"H\n\x05Hello\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\r\n\x05token\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x04\"\xf7\x02\n\nStepReport\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x12\n\ngeneration\x18\x02 \x01(\r\x12\x0f\n\x07seconds\x18\x03 \x01(\x01\x12%\n\x05split\x18\x04 \x01(\x0b\x32\x16.paceline.v1.StepSplit\x12\x0c\n\x04loss\x18\x05 \x01(\x01\x12\x14\n\x0csample_start\x18\x06 \x01(\x04\x12\x13\n\x0bsample_stop\x18\x07 \x01(\x04\x12:\n\nwire_bytes\x18\x08 \x03(\x0b\x32&.paceline.v1.StepReport.WireBytesEntry\x12\x1e\n\x11local_square_norm\x18\t \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10mean_square_norm\x18\n \x01(\x01H\x01\x88\x01\x01\x1a\x30\n\x0eWireBytesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x42\x14\n\x12_local_square_normB\x13\n\x11_mean_square_norm\"B\n\x06Member\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0bneeds_state\x18\x03 \x01(\x08\"%\n\x05Level\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06groups\x18\x02 \x03(\r\"\xf2\x02\n\x04Plan\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x10\n\x08trial_id\x18\x02 \x01(\t\x12\x10\n\x08workload\x18\x03 \x01(\t\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\'\n\x08strategy\x18\x05 \x01(\x0b\x32\x15.paceline.v1.Strategy\x12$\n\x07members\x18\x06 \x03(\x0b\x32\x13.paceline.v1.Member\x12\x0e\n\x06shares\x18\x07 \x03(\r\x12\x12\n\nstore_host\x18\x08 \x01(\t\x12\x12\n\nstore_port\x18\t \x01(\r\x12\x18\n\x0bsource_rank\x18\n \x01(\rH\x00\x88\x01\x01\x12,\n\x08snapshot\x18\x0b \x01(\x0b\x32\x15.paceline.v1.SnapshotH\x01\x88\x01\x01\x12\x14\n\x0csnapshot_url\x18\x0c \x01(\t\x12\"\n\x06levels\x18\r \x03(\x0b\x32\x12.paceline.v1.LevelB\x0e\n\x0c_source_rankB\x0b\n\t_snapshot\"&\n\x04\x46low\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x0e\n\x06target\x18\x02 \x01(\r\"\xd7\x06\n\x07\x43ommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12+\n\x05\x62uild\x18\x02 \x01(\x0b\x32\x1a.paceline.v1.Command.BuildH\x00\x12\'\n\x03run\x18\x03 \x01(\x0b\x32\x18.paceline.v1.Command.RunH\x00\x12)\n\x04hold\x18\x04 \x01(\x0b\x32\x19.paceline.v1.Command.HoldH\x00\x12\x32\n\trun_until\x18\x05 \x01(\x0b\x32\x1d.paceline.v1.Command.RunUntilH\x00\x12\x31\n\x08\x65valuate\x18\x06 \x01(\x0b\x32\x1d.paceline.v1.Command.EvaluateH\x00\x12\x35\n\x08snapshot\x18\x07 \x01(\x0b\x32!.paceline.v1.Command.TakeSnapshotH\x00\x12\x35\n\x07measure\x18\x08 \x01(\x0b\x32\".paceline.v1.Command.MeasureDeviceH\x00\x12+\n\x05\x61\x62ort\x18\t \x01(\x0b\x32\x1a.paceline.v1.Command.AbortH\x00\x12\x31\n\x08shutdown\x18\n \x01(\x0b\x32\x1d.paceline.v1.Command.ShutdownH\x00\x12\x36\n\x0bprobe_links\x18\x0b \x01(\x0b\x32\x1f.paceline.v1.Command.ProbeLinksH\x00\x1a(\n\x05\x42uild\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.paceline.v1.Plan\x1a\x19\n\x03Run\x12\x12\n\nuntil_step\x18\x01 \x01(\x04\x1a\x06\n\x04Hold\x1a\x18\n\x08RunUntil\x12\x0c\n\x04step\x18\x01 \x01(\x04\x1a\x1a\n\x08\x45valuate\x12\x0e\n\x06settle\x18\x01 \x01(\x08\x1a\x0e\n\x0cTakeSnapshot\x1a\x41\n\rMeasureDevice\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.paceline.v1.Plan\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x1aT\n\nProbeLinks\x12 \n\x05\x66lows\x18\x01 \x03(\x0b\x32\x11.paceline.v1.Flow\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\x12\x13\n\x0b\x63hunk_bytes\x18\x03 \x01(\r\x1a\x07\n\x05\x41\x62ort\x1a\n\n\x08ShutdownB\t\n\x07\x63ommand\"\xb1\t\n\rWorkerMessage\x12\x12\n\ncommand_id\x18\x01 \x01(\x04\x12#\n\x05hello\x18\x02 \x01(\x0b\x32\x12.paceline.v1.HelloH\x00\x12\x39\n\theartbeat\x18\x03 \x01(\x0b\x32$.paceline.v1.WorkerMessage.HeartbeatH\x00\x12\x31\n\x05\x62uilt\x18\x04 \x01(\x0b\x32 .paceline.v1.WorkerMessage.BuiltH\x00\x12\x35\n\x07stopped\x18\x05 \x01(\x0b\x32\".paceline.v1.WorkerMessage.StoppedH\x00\x12/\n\x04held\x18\x06 \x01(\x0b\x32\x1f.paceline.v1.WorkerMessage.HeldH\x00\x12\x39\n\tevaluated\x18\x07 \x01(\x0b\x32$.paceline.v1.WorkerMessage.EvaluatedH\x00\x12>\n\x08snapshot\x18\x08 \x01(\x0b\x32*.paceline.v1.WorkerMessage.SnapshotWrittenH\x00\x12\x37\n\x08measured\x18\t \x01(\x0b\x32#.paceline.v1.WorkerMessage.MeasuredH\x00\x12\x33\n\x06\x66\x61iled\x18\n \x01(\x0b\x32!.paceline.v1.WorkerMessage.FailedH\x00\x12\x38\n\x06probed\x18\x0b \x01(\x0b\x32&.paceline.v1.WorkerMessage.LinksProbedH\x00\x1a%\n\x05\x42uilt\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x1a<\n\x07Stopped\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12\x13\n\x0bholds_state\x18\x03 \x01(\x08\x1a\x19\n\x04Held\x12\x11\n\tnext_step\x18\x01 \x01(\x04\x1a.\n\tEvaluated\x12\x10\n\x08loss_sum\x18\x01 \x01(\x01\x12\x0f\n\x07samples\x18\x02 \x01(\x04\x1aj\n\x0fSnapshotWritten\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12\x0e\n\x06\x63ursor\x18\x02 \x01(\x04\x12(\n\x05parts\x18\x03 \x03(\x0b\x32\x19.paceline.v1.SnapshotPart\x12\x0f\n\x07seconds\x18\x04 \x01(\x01\x1a\x45\n\x08Measured\x12+\n\x07profile\x18\x01 \x01(\x0b\x32\x1a.paceline.v1.DeviceProfile\x12\x0c\n\x04kind\x18\x02 \x01(\t\x1a\x42\n\x0c\x46lowMeasured\x12\x0e\n\x06source\x18\x01 \x01(\r\x12\x11\n\tbandwidth\x18\x02 \x01(\x01\x12\x0f\n\x07latency\x18\x03 \x01(\x01\x1a\x45\n\x0bLinksProbed\x12\x36\n\x05\x66lows\x18\x01 \x03(\x0b\x32\'.paceline.v1.WorkerMessage.FlowMeasured\x1a(\n\x06\x46\x61iled\x12\r\n\x05label\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x1aK\n\tHeartbeat\x12\x16\n\x0eresident_bytes\x18\x01 \x01(\x04\x12&\n\x05steps\x18\x02 \x03(\x0b\x32\x17.paceline.v1.StepReportB\t\n\x07message2I\n\x07\x43ontrol\x12>\n\x06\x41ttach\x12\x1a.paceline.v1.WorkerMessage\x1a\x14.paceline.v1.Command(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -49,7 +49,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FLOW']._serialized_start=999
   _globals['_FLOW']._serialized_end=1037
   _globals['_COMMAND']._serialized_start=1040
-  _globals['_COMMAND']._serialized_end=1857
+  _globals['_COMMAND']._serialized_end=1895
   _globals['_COMMAND_BUILD']._serialized_start=1565
   _globals['_COMMAND_BUILD']._serialized_end=1605
   _globals['_COMMAND_RUN']._serialized_start=1607
@@ -63,35 +63,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_COMMAND_TAKESNAPSHOT']._serialized_start=1696
   _globals['_COMMAND_TAKESNAPSHOT']._serialized_end=1710
   _globals['_COMMAND_MEASUREDEVICE']._serialized_start=1712
-  _globals['_COMMAND_MEASUREDEVICE']._serialized_end=1760
-  _globals['_COMMAND_PROBELINKS']._serialized_start=1762
-  _globals['_COMMAND_PROBELINKS']._serialized_end=1825
-  _globals['_COMMAND_ABORT']._serialized_start=1827
-  _globals['_COMMAND_ABORT']._serialized_end=1834
-  _globals['_COMMAND_SHUTDOWN']._serialized_start=1836
-  _globals['_COMMAND_SHUTDOWN']._serialized_end=1846
-  _globals['_WORKERMESSAGE']._serialized_start=1860
-  _globals['_WORKERMESSAGE']._serialized_end=3080
-  _globals['_WORKERMESSAGE_BUILT']._serialized_start=2439
-  _globals['_WORKERMESSAGE_BUILT']._serialized_end=2476
-  _globals['_WORKERMESSAGE_STOPPED']._serialized_start=2478
-  _globals['_WORKERMESSAGE_STOPPED']._serialized_end=2538
-  _globals['_WORKERMESSAGE_HELD']._serialized_start=2540
-  _globals['_WORKERMESSAGE_HELD']._serialized_end=2565
-  _globals['_WORKERMESSAGE_EVALUATED']._serialized_start=2567
-  _globals['_WORKERMESSAGE_EVALUATED']._serialized_end=2613
-  _globals['_WORKERMESSAGE_SNAPSHOTWRITTEN']._serialized_start=2615
-  _globals['_WORKERMESSAGE_SNAPSHOTWRITTEN']._serialized_end=2721
-  _globals['_WORKERMESSAGE_MEASURED']._serialized_start=2723
-  _globals['_WORKERMESSAGE_MEASURED']._serialized_end=2811
-  _globals['_WORKERMESSAGE_FLOWMEASURED']._serialized_start=2813
-  _globals['_WORKERMESSAGE_FLOWMEASURED']._serialized_end=2879
-  _globals['_WORKERMESSAGE_LINKSPROBED']._serialized_start=2881
-  _globals['_WORKERMESSAGE_LINKSPROBED']._serialized_end=2950
-  _globals['_WORKERMESSAGE_FAILED']._serialized_start=2952
-  _globals['_WORKERMESSAGE_FAILED']._serialized_end=2992
-  _globals['_WORKERMESSAGE_HEARTBEAT']._serialized_start=2994
-  _globals['_WORKERMESSAGE_HEARTBEAT']._serialized_end=3069
-  _globals['_CONTROL']._serialized_start=3082
-  _globals['_CONTROL']._serialized_end=3155
+  _globals['_COMMAND_MEASUREDEVICE']._serialized_end=1777
+  _globals['_COMMAND_PROBELINKS']._serialized_start=1779
+  _globals['_COMMAND_PROBELINKS']._serialized_end=1863
+  _globals['_COMMAND_ABORT']._serialized_start=1865
+  _globals['_COMMAND_ABORT']._serialized_end=1872
+  _globals['_COMMAND_SHUTDOWN']._serialized_start=1874
+  _globals['_COMMAND_SHUTDOWN']._serialized_end=1884
+  _globals['_WORKERMESSAGE']._serialized_start=1898
+  _globals['_WORKERMESSAGE']._serialized_end=3099
+  _globals['_WORKERMESSAGE_BUILT']._serialized_start=2477
+  _globals['_WORKERMESSAGE_BUILT']._serialized_end=2514
+  _globals['_WORKERMESSAGE_STOPPED']._serialized_start=2516
+  _globals['_WORKERMESSAGE_STOPPED']._serialized_end=2576
+  _globals['_WORKERMESSAGE_HELD']._serialized_start=2578
+  _globals['_WORKERMESSAGE_HELD']._serialized_end=2603
+  _globals['_WORKERMESSAGE_EVALUATED']._serialized_start=2605
+  _globals['_WORKERMESSAGE_EVALUATED']._serialized_end=2651
+  _globals['_WORKERMESSAGE_SNAPSHOTWRITTEN']._serialized_start=2653
+  _globals['_WORKERMESSAGE_SNAPSHOTWRITTEN']._serialized_end=2759
+  _globals['_WORKERMESSAGE_MEASURED']._serialized_start=2761
+  _globals['_WORKERMESSAGE_MEASURED']._serialized_end=2830
+  _globals['_WORKERMESSAGE_FLOWMEASURED']._serialized_start=2832
+  _globals['_WORKERMESSAGE_FLOWMEASURED']._serialized_end=2898
+  _globals['_WORKERMESSAGE_LINKSPROBED']._serialized_start=2900
+  _globals['_WORKERMESSAGE_LINKSPROBED']._serialized_end=2969
+  _globals['_WORKERMESSAGE_FAILED']._serialized_start=2971
+  _globals['_WORKERMESSAGE_FAILED']._serialized_end=3011
+  _globals['_WORKERMESSAGE_HEARTBEAT']._serialized_start=3013
+  _globals['_WORKERMESSAGE_HEARTBEAT']._serialized_end=3088
+  _globals['_CONTROL']._serialized_start=3101
+  _globals['_CONTROL']._serialized_end=3174
 # @@protoc_insertion_point(module_scope)

@@ -399,6 +399,9 @@ class Command(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         PLAN_FIELD_NUMBER: _builtins.int
+        SECONDS_FIELD_NUMBER: _builtins.int
+        seconds: _builtins.float
+        """s per figure."""
         @_builtins.property
         def plan(self) -> Global___Plan:
             """Only generation, members and store are set."""
@@ -407,10 +410,11 @@ class Command(_message.Message):
             self,
             *,
             plan: Global___Plan | None = ...,
+            seconds: _builtins.float = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "seconds", b"seconds"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -422,7 +426,9 @@ class Command(_message.Message):
 
         FLOWS_FIELD_NUMBER: _builtins.int
         SECONDS_FIELD_NUMBER: _builtins.int
+        CHUNK_BYTES_FIELD_NUMBER: _builtins.int
         seconds: _builtins.float
+        chunk_bytes: _builtins.int
         @_builtins.property
         def flows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Flow]: ...
         def __init__(
@@ -430,10 +436,11 @@ class Command(_message.Message):
             *,
             flows: _abc.Iterable[Global___Flow] | None = ...,
             seconds: _builtins.float = ...,
+            chunk_bytes: _builtins.int = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["flows", b"flows", "seconds", b"seconds"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_bytes", b"chunk_bytes", "flows", b"flows", "seconds", b"seconds"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -648,10 +655,7 @@ class WorkerMessage(_message.Message):
         DESCRIPTOR: _descriptor.Descriptor
 
         PROFILE_FIELD_NUMBER: _builtins.int
-        BANDWIDTH_FIELD_NUMBER: _builtins.int
         KIND_FIELD_NUMBER: _builtins.int
-        bandwidth: _builtins.float
-        """B/s sent by this rank in an all-reduce of all."""
         kind: _builtins.str
         @_builtins.property
         def profile(self) -> _types_pb2.DeviceProfile: ...
@@ -659,12 +663,11 @@ class WorkerMessage(_message.Message):
             self,
             *,
             profile: _types_pb2.DeviceProfile | None = ...,
-            bandwidth: _builtins.float = ...,
             kind: _builtins.str = ...,
         ) -> None: ...
         _HasFieldArgType: _TypeAlias = _typing.Literal["profile", b"profile"]  # noqa: Y015
         def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-        _ClearFieldArgType: _TypeAlias = _typing.Literal["bandwidth", b"bandwidth", "kind", b"kind", "profile", b"profile"]  # noqa: Y015
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "profile", b"profile"]  # noqa: Y015
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 

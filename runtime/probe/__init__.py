@@ -1,0 +1,1 @@
+"""Measures devices and links, and infers the tiers of the network from what it measured."""

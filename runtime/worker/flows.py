@@ -1,0 +1,118 @@
+"""Bytes between two ranks as fast as they go: what a probe of the links runs."""
+
+import statistics
+import threading
+import time
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+import torch.distributed as dist
+
+from paceline.proto.paceline.v1 import control_pb2
+
+IN_FLIGHT = 4
+"""Chunks that the receiver expects at once. Gloo sends only what is expected, so no more than these are under way."""
+PINGS = 8
+WARM_UP = 0.3
+"""Part of the time that is not counted: a token bucket is full when a flow begins."""
+FIRST_TAG = 1024
+TAGS_PER_FLOW = 4
+
+Flow = tuple[int, int]
+"""Rank that sends, rank that receives."""
+
+
+def run_flows(
+    group: dist.ProcessGroup, flows: Sequence[Flow], seconds: float, chunk_bytes: int
+) -> list[control_pb2.WorkerMessage.FlowMeasured]:
+    """Run all flows at once; figures of those that end at this rank. Every rank of the group calls it alike.
+
+    Raises RuntimeError when a peer is lost.
+    """
+    measured: list[control_pb2.WorkerMessage.FlowMeasured] = []
+    errors: list[Exception] = []
+
+    def run(source: int, target: int, tag: int) -> None:
+        try:
+            if group.rank() == source:
+                _send(group, target, tag, seconds, chunk_bytes)
+            else:
+                bandwidth, latency = _receive(group, source, tag, seconds, chunk_bytes)
+                measured.append(
+                    control_pb2.WorkerMessage.FlowMeasured(source=source, bandwidth=bandwidth, latency=latency)
+                )
+        except Exception as error:
+            errors.append(error)
+
+    threads = [
+        threading.Thread(target=run, args=(source, target, FIRST_TAG + index * TAGS_PER_FLOW))
+        for index, (source, target) in enumerate(flows)
+        if group.rank() in (source, target)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return measured
+
+
+def _send(group: dist.ProcessGroup, target: int, tag: int, seconds: float, chunk_bytes: int) -> None:
+    ping = torch.zeros(1, dtype=torch.uint8)
+    for _ in range(PINGS):
+        group.recv([ping], target, tag).wait()
+        group.send([ping], target, tag + 1).wait()
+    chunks = [torch.zeros(chunk_bytes, dtype=torch.uint8) for _ in range(IN_FLIGHT)]
+    under_way: list[dist.Work] = []
+    began = time.perf_counter()
+    rest = IN_FLIGHT
+    for index in count():
+        chunk = chunks[index % IN_FLIGHT]
+        if len(under_way) == IN_FLIGHT:
+            under_way.pop(0).wait()
+        # When the receiver reads that time is up, it expects as many more as it always does.
+        is_over = time.perf_counter() - began >= seconds
+        chunk[0] = is_over
+        under_way.append(group.send([chunk], target, tag + 2))
+        rest -= is_over
+        if rest == 0:
+            break
+    for work in under_way:
+        work.wait()
+
+
+def _receive(group: dist.ProcessGroup, source: int, tag: int, seconds: float, chunk_bytes: int) -> tuple[float, float]:
+    ping = torch.zeros(1, dtype=torch.uint8)
+    trips = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        group.send([ping], source, tag).wait()
+        group.recv([ping], source, tag + 1).wait()
+        trips.append(time.perf_counter() - began)
+    expected = []
+    for _ in range(IN_FLIGHT):
+        chunk = torch.empty(chunk_bytes, dtype=torch.uint8)
+        expected.append((chunk, group.recv([chunk], source, tag + 2)))
+    arrivals = []
+    is_over = False
+    while expected:
+        chunk, work = expected.pop(0)
+        work.wait()
+        arrivals.append(time.perf_counter())
+        is_over = is_over or bool(chunk[0])
+        if not is_over:
+            expected.append((chunk, group.recv([chunk], source, tag + 2)))
+    return _chunk_rate(arrivals, seconds) * chunk_bytes, statistics.median(trips) / 2
+
+
+def _chunk_rate(arrivals: Sequence[float], seconds: float) -> float:
+    """Chunks/s from the end of the warm-up until time is up: later on, flows that end leave their share to others.
+
+    Chunks arrive in bunches, so they are counted in a stretch of time that does not begin or end with one.
+    """
+    start, stop = arrivals[0] + WARM_UP * seconds, arrivals[0] + seconds
+    if arrivals[-1] < stop or (counted := sum(start <= when <= stop for when in arrivals)) < 2:
+        return (len(arrivals) - 1) / max(1e-9, arrivals[-1] - arrivals[0])
+    return counted / (stop - start)
