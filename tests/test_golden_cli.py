@@ -32,8 +32,16 @@ def parameters(command: Any) -> dict[str, dict[str, Any]]:
     return dict(sorted(found.items()))
 
 
+def commands_of(group: Any, prefix: str = "") -> dict[str, Any]:
+    """All commands, by their names as users type them."""
+    found = {}
+    for name, command in group.commands.items():
+        found |= commands_of(command, f"{name} ") if hasattr(command, "commands") else {prefix + name: command}
+    return found
+
+
 def test_command_line_is_what_was_published() -> None:
-    commands = typer.main.get_group(app).commands
+    commands = commands_of(typer.main.get_group(app))
     present = {name: parameters(commands[name]) for name in sorted(commands)}
     if os.environ.get("PACELINE_UPDATE_GOLDEN"):
         GOLDEN.write_text(json.dumps(present, indent=2) + "\n")

@@ -8,6 +8,7 @@ import typer
 
 from paceline.runtime.errors import PacelineError
 from paceline.tuner.cli.demo import demo
+from paceline.tuner.cli.lab import lab
 from paceline.tuner.cli.recommend import recommend
 from paceline.tuner.cli.run import run
 from paceline.tuner.cli.runtime import runtime
@@ -24,6 +25,7 @@ app = typer.Typer(
 )
 for command in (demo, run, train, tune, recommend, runtime, serve, ui):
     app.command()(command)
+app.add_typer(lab)
 
 WRONG_REQUEST = 2
 
