@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 class Results:
     """A results.json beside a study: each entry is computed once and written at once."""
@@ -34,3 +36,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def loss_at(curve: Sequence[Sequence[float]], seconds: float) -> float:
+    """Held-out loss at a time, by linear interpolation of a curve of (seconds, loss) that reaches it or nearly so."""
+    times, losses = zip(*curve, strict=True)
+    return float(np.interp(seconds, times, losses))

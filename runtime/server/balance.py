@@ -28,8 +28,11 @@ class BalanceConfig:
 class LoadWatch:
     """Judges the ranks' compute times under one plan of shares. Every generation gets a new one."""
 
-    def __init__(self, shares: Sequence[int], config: BalanceConfig | None = None) -> None:
+    def __init__(self, shares: Sequence[int], config: BalanceConfig | None = None, *, calibrates: bool = False) -> None:
+        """With `calibrates` any gain counts at the end of the first window: the shares come from a probe, which does
+        not know how fast the devices are at this workload."""
         self._shares = shares
+        self._calibrates = calibrates
         self._config = config or BalanceConfig()
         self._steps: deque[tuple[float, Sequence[float]]] = deque()
         self._seconds = 0.0
@@ -48,7 +51,9 @@ class LoadWatch:
             return None
         by_rank = [statistics.median(times) for times in zip(*(compute for _, compute in self._steps), strict=True)]
         middle = statistics.median(by_rank)
-        if max(abs(each / middle - 1) for each in by_rank) <= config.threshold:
+        threshold = 0.0 if self._calibrates else config.threshold
+        self._calibrates = False
+        if max(abs(each / middle - 1) for each in by_rank) <= threshold:
             return None
         speeds = tuple(share / each for share, each in zip(self._shares, by_rank, strict=True))
         planned = round_shares(speeds, sum(self._shares))

@@ -228,7 +228,8 @@ class TrialRunner:
             cursor=generation.cursor,
             on_reports=partial(self.record.link_use.add, generation.devices),
         )
-        self._load_watch = LoadWatch(generation.shares) if _follows_speed(strategy) else None
+        is_first = self.record.generations == 1
+        self._load_watch = LoadWatch(generation.shares, calibrates=is_first) if _follows_speed(strategy) else None
         self._link_watch = LinkWatch() if self._cluster.tiers else None
         for rank, worker in enumerate(generation.workers):
             worker.on_reports = self._collect(rank, self._collector)

@@ -67,6 +67,16 @@ def test_shares_that_rounding_would_not_improve_stay() -> None:
     assert all(watch.add(1.0, [0.8, 0.8, 1.0, 0.8]) is None for _ in range(50))
 
 
+def test_what_the_probe_got_wrong_is_put_right_once() -> None:
+    """An eighth less than the plan thinks: too little to count later on, but not at the start."""
+    speeds, shares = [32.0, 32.0, 28.0, 32.0], (16, 16, 16, 16)
+    watch = LoadWatch(shares, calibrates=True)
+    compute = [share / speed for share, speed in zip(shares, speeds, strict=True)]
+    found = [watch.add(1.0, compute) for _ in range(50)]
+    assert found[CONFIG.window_steps - 1] == pytest.approx(speeds)
+    assert found.count(None) == 49
+
+
 def cluster(flops: Sequence[float]) -> Cluster:
     devices = tuple(
         Device(
