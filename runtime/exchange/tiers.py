@@ -7,7 +7,9 @@ no process group per tier has to be made when the job changes.
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -23,6 +25,9 @@ from paceline.runtime.mapping.levels import Level
 FIRST_TAG = 1 << 16
 """Smaller tags are left to others who send on the same group."""
 LAST_TAG = 1 << 30
+AHEAD = 2
+"""Chunks that the first stage may be ahead of its end. All at once would fill the queues of the network, and what the
+slow tier is to carry next would wait behind them."""
 RELEASE_SECONDS = 10.0
 """How long the threads may take to end; longer only if a peer is frozen and nobody has cut the connections."""
 
@@ -50,6 +55,7 @@ class Tiers(Exchange):
         self._coded_levels = range(self._plan.levels - 1 if slow_only else 0, self._plan.levels if codec.lossy else 0)
         self._templates: dict[int, list[tuple[torch.dtype, int]]] = {}
         self._tag = FIRST_TAG
+        self._recent: deque[_Chunk] = deque(maxlen=AHEAD)
         stages = len(self._plan.stages)
         # One queue per stage, and one for what sets a chunk off.
         self._queues: list[queue.SimpleQueue[_Chunk | None]] = [queue.SimpleQueue() for _ in range(stages + 1)]
@@ -71,20 +77,20 @@ class Tiers(Exchange):
     def start(self, bucket: Tensor, unsent: Tensor | None, meter: StepMeter) -> torch.futures.Future[Tensor]:
         """Cut the bucket into chunks and set them off."""
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        count = bucket.numel()
-        chunks = -(-count // self._chunk_elements)
-        flight = _Flight(bucket, future, chunks)
-        for index in range(chunks):
-            part = slice(index * count // chunks, (index + 1) * count // chunks)
+        cuts = _cuts(bucket.numel(), self._chunk_elements)
+        flight = _Flight(bucket, future, len(cuts) - 1)
+        for start, stop in pairwise(cuts):
+            part = slice(start, stop)
             chunk = _Chunk(flight, bucket[part], None if unsent is None else unsent[part], self._tag, self._plan)
+            if len(self._recent) == AHEAD:
+                chunk.waits_for = self._recent[0].passed[min(1, len(self._plan.stages))]
+            self._recent.append(chunk)
             self._tag += len(self._plan.stages)
             if self._tag > LAST_TAG:
                 self._tag = FIRST_TAG
             self._count(chunk, meter)
             for each in self._queues:
                 each.put(chunk)
-        if not self._plan.stages:
-            future.set_result(bucket)
         return future
 
     def _count(self, chunk: "_Chunk", meter: StepMeter) -> None:
@@ -115,6 +121,8 @@ class Tiers(Exchange):
         if index == 0:
             for each in range(len(self._plan.stages)):
                 self._expect(each, chunk)
+            if chunk.waits_for is not None:
+                chunk.waits_for.wait()
         else:
             self._take(index - 1, chunk)
         if index < len(self._plan.stages):
@@ -199,6 +207,17 @@ class Tiers(Exchange):
         return tuple(piece.view(dtype) for piece, (dtype, _) in zip(pieces, template, strict=True))
 
 
+def _cuts(count: int, chunk: int) -> list[int]:
+    """Where to cut a bucket of `count` elements into chunks of about `chunk`.
+
+    The first and the last are smaller: while they pass through the inner levels, the outer one has nothing to do.
+    """
+    if count <= chunk // 2:
+        return [0, count]
+    quarters = [1, 2, *[4] * max(0, round(count / chunk - 1.5)), 2, 1]
+    return [count * passed // sum(quarters) for passed in accumulate([0, *quarters])]
+
+
 class _Flight:
     """A bucket under way."""
 
@@ -235,6 +254,7 @@ class _Chunk:
         self.home = self.ranges_of(plan.home)
         self.arrivals: list[list[tuple[Any, Tensor, int, int]]] = [[] for _ in plan.stages]
         self.departures: list[Any] = []
+        self.waits_for: threading.Event | None = None
         self.failed = False
         # Thread i is through with the chunk, so thread i + 1 may go on from what it left.
         self.passed = [threading.Event() for _ in range(len(plan.stages) + 1)]
