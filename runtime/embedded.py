@@ -7,6 +7,7 @@ import asyncio
 import threading
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -26,10 +27,25 @@ class EmbeddedRuntime:
     """Starts workers on construction and stops them on `close`; `RuntimeAPI` documents the methods."""
 
     def __init__(
-        self, cluster: str = "local:4", *, store_url: str | None = None, workload_classes: tuple[str, ...] = ()
+        self,
+        cluster: str = "local:4",
+        *,
+        store_url: str | None = None,
+        workload_classes: tuple[str, ...] = (),
+        profiles: Path | None = None,
+        fresh_probe: bool = False,
     ) -> None:
-        """Raises InvalidRequest before anything starts, and WorkerFailure when the workers do not come up."""
-        self._runtime = Runtime(cluster, store_url=store_url, workload_classes=workload_classes)
+        """`profiles`: folder of kept cluster profiles; without one, or with `fresh_probe`, the cluster is measured.
+
+        Raises InvalidRequest before anything starts, and WorkerFailure when the workers do not come up.
+        """
+        self._runtime = Runtime(
+            cluster,
+            store_url=store_url,
+            workload_classes=workload_classes,
+            profiles=profiles,
+            fresh_probe=fresh_probe,
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="runtime")
         self._thread.start()
@@ -55,6 +71,11 @@ class EmbeddedRuntime:
             # On Ctrl-C and the like: what this thread no longer waits for must not go on.
             future.cancel()
             raise
+
+    @property
+    def probe_seconds(self) -> float | None:
+        """How long measuring the cluster took, s; None where a kept profile was used."""
+        return self._runtime.probe_seconds
 
     def describe_knobs(self) -> KnobSpace:
         """The knob space."""

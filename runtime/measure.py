@@ -17,6 +17,8 @@ class StepReport:
     """From the end of the previous step to the end of this one, s."""
     split: StepSplit
     """Where the time went on this rank."""
+    optimizer_seconds: float
+    """Part of the compute time that does not depend on the number of samples, s."""
     loss: float
     """Mean loss over this rank's samples."""
     sample_start: int

@@ -215,6 +215,7 @@ class Session:
                 communication_hidden=max(0.0, meter.busy_seconds() - outcome.exposed_seconds),
                 data_wait=data_wait,
             ),
+            optimizer_seconds=outcome.optimizer_seconds,
             loss=outcome.loss,
             sample_start=start,
             sample_stop=stop,

@@ -52,6 +52,8 @@ class StepDone:
     """(slowest - mean)/mean of the ranks' compute time."""
     compute_seconds: tuple[float, ...]
     """Time that each rank computed, by rank, s."""
+    optimizer_seconds: tuple[float, ...]
+    """Part of it that does not depend on the number of samples, by rank, s."""
     exchange_seconds: float
     """Time in which an exchange was under way at the rank that joined last, so without waiting for it, s."""
 

@@ -48,6 +48,8 @@ class Launcher(ABC):
     """Starts and kills worker processes. The constructor parses and validates the text after the colon."""
 
     name: ClassVar[str]
+    keeps_profile: ClassVar[bool] = True
+    """Whether what a probe measured still holds at the next start, as long as the fingerprint is the same."""
 
     @abstractmethod
     def __init__(self, argument: str) -> None:
@@ -62,6 +64,11 @@ class Launcher(ABC):
     @abstractmethod
     def slots(self) -> tuple[DeviceSlot, ...]:
         """All devices, by device index."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Text that differs between clusters of which a probe could measure something else."""
+        return f"{self.reference} {self.slots}"
 
     @property
     def host(self) -> str:

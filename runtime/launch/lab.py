@@ -43,6 +43,11 @@ class Lab(Launcher):
         )
 
     @property
+    def fingerprint(self) -> str:
+        """The reference, and what the file says."""
+        return f"{self.reference} {self._file.model_dump_json()}"
+
+    @property
     def host(self) -> str:
         """This machine on the management network."""
         assert self._lab is not None, "the lab is not built yet"

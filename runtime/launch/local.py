@@ -16,6 +16,8 @@ class Local(Launcher):
     """`local:N`: N processes that share this machine's cores evenly."""
 
     name = "local"
+    # Its cores are shared with whatever else runs, and it is measured in less than a second.
+    keeps_profile = False
 
     def __init__(self, argument: str) -> None:
         if not argument.isdigit() or not 1 <= int(argument) <= MAX_WORKERS:

@@ -1,6 +1,7 @@
 """Find the racks of a cluster in the rates between its nodes."""
 
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +43,11 @@ def find_racks(rates: Floats) -> list[list[int]]:
 
 def _is_separated(relative: Floats, racks: Sequence[Sequence[int]]) -> bool:
     # Medians, as any single pair may have had a bad moment.
-    inside = [
+    inside = min(
         float(np.median(relative[np.ix_(rack, rack)][~np.eye(len(rack), dtype=bool)]))
         for rack in racks
         if len(rack) > 1
-    ]
-    between = [
-        float(np.median(relative[np.ix_(rack, other)]))
-        for index, rack in enumerate(racks)
-        for other in racks[index + 1 :]
-    ]
-    return min(inside) > SEPARATION * max(between)
+    )
+    return all(
+        inside > SEPARATION * float(np.median(relative[np.ix_(rack, other)])) for rack, other in combinations(racks, 2)
+    )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.runtime.domain.cluster import Cluster
+from paceline.runtime.domain.events import StepDone
 from paceline.runtime.mapping.base import round_shares
 
 
@@ -34,31 +35,54 @@ class LoadWatch:
         self._shares = shares
         self._calibrates = calibrates
         self._config = config or BalanceConfig()
-        self._steps: deque[tuple[float, Sequence[float]]] = deque()
+        self._steps: deque[StepDone] = deque()
         self._seconds = 0.0
 
-    def add(self, seconds: float, compute_seconds: Sequence[float]) -> tuple[float, ...] | None:
-        """Take a step's wall time and the ranks' compute times; speeds in samples/s, by rank, if the load has moved.
+    def add(self, step: StepDone) -> tuple[float, ...] | None:
+        """Take a step; if the load has moved, the speeds in samples/s, by rank, that balance it.
 
         Medians over the window are judged: single steps differ by much more than the threshold where cores are shared.
         """
         config = self._config
-        self._steps.append((seconds, compute_seconds))
-        self._seconds += seconds
-        while len(self._steps) > config.window_steps and self._seconds - self._steps[0][0] >= config.window_seconds:
-            self._seconds -= self._steps.popleft()[0]
+        self._steps.append(step)
+        self._seconds += step.seconds
+        while (
+            len(self._steps) > config.window_steps and self._seconds - self._steps[0].seconds >= config.window_seconds
+        ):
+            self._seconds -= self._steps.popleft().seconds
         if len(self._steps) < config.window_steps or self._seconds < config.window_seconds:
             return None
-        by_rank = [statistics.median(times) for times in zip(*(compute for _, compute in self._steps), strict=True)]
+        by_rank = _medians([each.compute_seconds for each in self._steps])
         middle = statistics.median(by_rank)
         threshold = 0.0 if self._calibrates else config.threshold
         self._calibrates = False
         if max(abs(each / middle - 1) for each in by_rank) <= threshold:
             return None
-        speeds = tuple(share / each for share, each in zip(self._shares, by_rank, strict=True))
+        # More than half of the window shows the shift, so all of its last half was after it.
+        recent = list(self._steps)[len(self._steps) // 2 :]
+        total = _medians([each.compute_seconds for each in recent])
+        fixed = _medians([each.optimizer_seconds for each in recent])
+        per_sample = [(each - own) / share for each, own, share in zip(total, fixed, self._shares, strict=True)]
+        speeds = _balancing(per_sample, fixed, sum(self._shares))
         planned = round_shares(speeds, sum(self._shares))
-        slowest = max(share / speed for share, speed in zip(planned, speeds, strict=True))
-        return speeds if slowest < (1 - config.gain) * max(by_rank) else None
+        slowest = max(own + each * share for own, each, share in zip(fixed, per_sample, planned, strict=True))
+        return speeds if slowest < (1 - config.gain) * max(total) else None
+
+
+def _medians(by_step: Sequence[Sequence[float]]) -> list[float]:
+    """Median over steps, by rank."""
+    return [statistics.median(times) for times in zip(*by_step, strict=True)]
+
+
+def _balancing(per_sample: Sequence[float], fixed: Sequence[float], batch: int) -> tuple[float, ...]:
+    """Speeds in samples/s, fixed time included, at which all ranks take equally long for their parts of the batch.
+
+    All are done at T when rank r takes (T - fixed_r) / per_sample_r samples; a rank that is not done with its fixed
+    part by then is given next to nothing.
+    """
+    rates = [1 / each for each in per_sample]
+    together = (batch + sum(own * rate for own, rate in zip(fixed, rates, strict=True))) / sum(rates)
+    return tuple(max((together - own) * rate, 1e-3) / together for own, rate in zip(fixed, rates, strict=True))
 
 
 def with_speeds(cluster: Cluster, devices: Sequence[int], speeds: Sequence[float]) -> Cluster:

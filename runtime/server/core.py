@@ -4,9 +4,11 @@ import asyncio
 import contextlib
 import logging
 import tempfile
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from paceline.runtime import launch, mapping, workloads
 from paceline.runtime.domain.cluster import Cluster
@@ -20,6 +22,7 @@ from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import Busy, Conflict, InvalidRequest, NotFound, WorkerFailure
 from paceline.runtime.knobs import knob_space
 from paceline.runtime.probe.cluster import probe_cluster, probe_links_again
+from paceline.runtime.probe.store import ProfileStore
 from paceline.runtime.server.fleet import Fleet
 from paceline.runtime.server.generations import Generations
 from paceline.runtime.server.results import trial_result
@@ -90,8 +93,20 @@ class Asked:
 class Runtime:
     """One cluster's runtime. All methods run on one event loop; `api.RuntimeAPI` says what they do."""
 
-    def __init__(self, cluster: str, *, store_url: str | None = None, workload_classes: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cluster: str,
+        *,
+        store_url: str | None = None,
+        workload_classes: tuple[str, ...] = (),
+        profiles: Path | None = None,
+        fresh_probe: bool = False,
+    ) -> None:
+        """`profiles`: folder of kept cluster profiles; without one, or with `fresh_probe`, the cluster is measured."""
         self.launcher = launch.create(cluster)
+        self._profiles = ProfileStore(profiles) if profiles else None
+        self._fresh_probe = fresh_probe
+        self.probe_seconds: float | None = None
         for path in workload_classes:
             workloads.register_class(path)
         self._temporary = None if store_url else tempfile.TemporaryDirectory(prefix="paceline-")
@@ -132,10 +147,25 @@ class Runtime:
     async def _measure(self) -> Cluster:
         assert self._generations is not None
         workers = await self._fleet.complete(range(len(self.launcher.slots)))
-        return await probe_cluster(self.launcher, workers, self._generations.plan(workers))
+        if self._profiles and not self._fresh_probe and (kept := self._profiles.load(self.launcher)):
+            return kept
+        began = time.perf_counter()
+        cluster = await probe_cluster(self.launcher, workers, self._generations.plan(workers))
+        self.probe_seconds = time.perf_counter() - began
+        self._keep(cluster)
+        return cluster
 
     def _publish(self, cluster: Cluster) -> None:
         self._cluster = cluster
+
+    def _publish_and_keep(self, cluster: Cluster) -> None:
+        self._publish(cluster)
+        self._keep(cluster)
+
+    def _keep(self, cluster: Cluster) -> None:
+        # The next start does not find the changes that were made to this cluster by command.
+        if self._profiles and not self._changes:
+            self._profiles.save(self.launcher, cluster)
 
     @property
     def cluster(self) -> Cluster:
@@ -293,7 +323,8 @@ class Runtime:
             start=entry.start,
             start_loss=self._start_losses.get(key),
             emit=entry.log.append,
-            publish=self._publish,
+            # Changes of a timeline are undone, so what the trial finds of them holds only as long as it runs.
+            publish=self._publish if spec.timeline else self._publish_and_keep,
             probe_links=probe_links_again,
         )
         entry.state = "running"
@@ -312,7 +343,6 @@ class Runtime:
             logger.exception("trial %s ended by a defect", entry.trial_id)
             failure, message = "error", f"{type(error).__name__}: {error}"
         if spec.timeline:
-            # Its changes are undone, so what the trial found of them holds no longer.
             self._publish(found)
         if runner.record.curve:
             self._start_losses.setdefault(key, runner.record.curve[0].loss)

@@ -153,6 +153,7 @@ async def serve(
     port_file: Path | None = None,
     store_url: str | None = None,
     workload_classes: tuple[str, ...] = (),
+    profiles: Path | None = None,
     allow_insecure: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
@@ -161,7 +162,7 @@ async def serve(
     `on_ready` is called with the address once calls are answered. Raises InvalidRequest, Conflict or WorkerFailure.
     """
     host, port = check_listen_address(listen, allow_insecure=allow_insecure)
-    runtime = Runtime(cluster, store_url=store_url, workload_classes=workload_classes)
+    runtime = Runtime(cluster, store_url=store_url, workload_classes=workload_classes, profiles=profiles)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

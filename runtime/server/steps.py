@@ -94,6 +94,7 @@ def _combine(reports: Sequence[StepReport]) -> StepDone:
         noise_scale=noise_scale(reports),
         load_balance_error=load_balance_error([report.split.compute for report in reports]),
         compute_seconds=tuple(report.split.compute for report in reports),
+        optimizer_seconds=tuple(report.optimizer_seconds for report in reports),
         exchange_seconds=min(report.split.communication for report in reports),
     )
 

@@ -261,7 +261,7 @@ class TrialRunner:
 
     def _watch(self, step: StepDone) -> None:
         if self._load_watch is not None:
-            self._speeds = self._load_watch.add(step.seconds, step.compute_seconds) or self._speeds
+            self._speeds = self._load_watch.add(step) or self._speeds
         if self._link_watch is not None:
             sent = sum(step.wire_bytes.values())
             self._links_moved |= self._link_watch.add(step.seconds, sent, step.exchange_seconds)

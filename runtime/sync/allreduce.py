@@ -82,8 +82,11 @@ class AllReduce(SyncMode):
         # DDP broadcasts rank 0's buffers before every forward pass.
         if self._buffer_bytes:
             self.averager.count_broadcast(self._buffer_bytes)
+        began = time.perf_counter()
         self.replica.optimizer.step()
-        return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed)
+        return StepOutcome(
+            loss=float(loss.detach()), exposed_seconds=exposed, optimizer_seconds=time.perf_counter() - began
+        )
 
     def _copy_buffers(self) -> list[Tensor]:
         return [buffer.clone() for buffer in self.replica.model.buffers()]

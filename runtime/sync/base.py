@@ -51,6 +51,8 @@ class StepOutcome:
     """Mean loss over this rank's samples."""
     exposed_seconds: float
     """Time in which this rank only waited for an exchange, s."""
+    optimizer_seconds: float
+    """Time of the optimizer's step, which does not depend on the number of samples, s."""
 
 
 class SyncMode(ABC):

@@ -63,10 +63,12 @@ class LocalSgd(SyncMode):
         self.replica.optimizer.zero_grad()
         loss = loss_function(self.replica.model)
         loss.backward()
+        began = time.perf_counter()
         self.replica.optimizer.step()
+        stepped = time.perf_counter() - began
         self._since_sync += 1
         exposed = self._average() if self._since_sync == self.period else 0.0
-        return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed)
+        return StepOutcome(loss=float(loss.detach()), exposed_seconds=exposed, optimizer_seconds=stepped)
 
     @torch.no_grad()
     def _average(self) -> float:

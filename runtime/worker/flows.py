@@ -1,9 +1,9 @@
 """Bytes between two ranks as fast as they go: what a probe of the links runs."""
 
 import statistics
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import torch
@@ -30,40 +30,63 @@ def run_flows(
 
     Raises RuntimeError when a peer is lost.
     """
-    measured: list[control_pb2.WorkerMessage.FlowMeasured] = []
-    errors: list[Exception] = []
-
-    def run(source: int, target: int, tag: int) -> None:
-        try:
-            if group.rank() == source:
-                _send(group, target, tag, seconds, chunk_bytes)
-            else:
-                bandwidth, latency = _receive(group, source, tag, seconds, chunk_bytes)
-                measured.append(
-                    control_pb2.WorkerMessage.FlowMeasured(source=source, bandwidth=bandwidth, latency=latency)
-                )
-        except Exception as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=run, args=(source, target, FIRST_TAG + index * TAGS_PER_FLOW))
+    mine = [
+        (source, target, FIRST_TAG + index * TAGS_PER_FLOW)
         for index, (source, target) in enumerate(flows)
         if group.rank() in (source, target)
     ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return measured
+    latencies: dict[Flow, float] = {}
+    bandwidths: dict[Flow, float] = {}
+
+    def ping(source: int, target: int, tag: int) -> None:
+        if group.rank() == source:
+            _answer(group, target, tag)
+        else:
+            latencies[source, target] = _latency(group, source, tag)
+
+    def send(source: int, target: int, tag: int) -> None:
+        if group.rank() == source:
+            _send(group, target, tag, seconds, chunk_bytes)
+        else:
+            bandwidths[source, target] = _receive(group, source, tag, seconds, chunk_bytes)
+
+    _at_once(ping, mine)
+    # Only what flows at the same time contends.
+    dist.barrier(group)
+    _at_once(send, mine)
+    return [
+        control_pb2.WorkerMessage.FlowMeasured(source=flow[0], bandwidth=bandwidth, latency=latencies[flow])
+        for flow, bandwidth in bandwidths.items()
+    ]
 
 
-def _send(group: dist.ProcessGroup, target: int, tag: int, seconds: float, chunk_bytes: int) -> None:
+def _at_once(act: Callable[[int, int, int], None], flows: Sequence[tuple[int, int, int]]) -> None:
+    """Run `act` for each flow in a thread of its own. Raises what one of them raises."""
+    with ThreadPoolExecutor(max(1, len(flows))) as pool:
+        for done in [pool.submit(act, *flow) for flow in flows]:
+            done.result()
+
+
+def _answer(group: dist.ProcessGroup, target: int, tag: int) -> None:
     ping = torch.zeros(1, dtype=torch.uint8)
     for _ in range(PINGS):
         group.recv([ping], target, tag).wait()
         group.send([ping], target, tag + 1).wait()
+
+
+def _latency(group: dist.ProcessGroup, source: int, tag: int) -> float:
+    """Half of a round trip, s."""
+    ping = torch.zeros(1, dtype=torch.uint8)
+    trips = []
+    for _ in range(PINGS):
+        began = time.perf_counter()
+        group.send([ping], source, tag).wait()
+        group.recv([ping], source, tag + 1).wait()
+        trips.append(time.perf_counter() - began)
+    return statistics.median(trips) / 2
+
+
+def _send(group: dist.ProcessGroup, target: int, tag: int, seconds: float, chunk_bytes: int) -> None:
     chunks = [torch.zeros(chunk_bytes, dtype=torch.uint8) for _ in range(IN_FLIGHT)]
     under_way: list[dist.Work] = []
     began = time.perf_counter()
@@ -83,14 +106,9 @@ def _send(group: dist.ProcessGroup, target: int, tag: int, seconds: float, chunk
         work.wait()
 
 
-def _receive(group: dist.ProcessGroup, source: int, tag: int, seconds: float, chunk_bytes: int) -> tuple[float, float]:
-    ping = torch.zeros(1, dtype=torch.uint8)
-    trips = []
-    for _ in range(PINGS):
-        began = time.perf_counter()
-        group.send([ping], source, tag).wait()
-        group.recv([ping], source, tag + 1).wait()
-        trips.append(time.perf_counter() - began)
+def _receive(group: dist.ProcessGroup, source: int, tag: int, seconds: float, chunk_bytes: int) -> float:
+    """B/s."""
+    began = time.perf_counter()
     expected = []
     for _ in range(IN_FLIGHT):
         chunk = torch.empty(chunk_bytes, dtype=torch.uint8)
@@ -100,11 +118,11 @@ def _receive(group: dist.ProcessGroup, source: int, tag: int, seconds: float, ch
     while expected:
         chunk, work = expected.pop(0)
         work.wait()
-        arrivals.append(time.perf_counter())
+        arrivals.append(time.perf_counter() - began)
         is_over = is_over or bool(chunk[0])
         if not is_over:
             expected.append((chunk, group.recv([chunk], source, tag + 2)))
-    return _chunk_rate(arrivals, seconds) * chunk_bytes, statistics.median(trips) / 2
+    return _chunk_rate(arrivals, seconds) * chunk_bytes
 
 
 def _chunk_rate(arrivals: Sequence[float], seconds: float) -> float:
@@ -112,7 +130,7 @@ def _chunk_rate(arrivals: Sequence[float], seconds: float) -> float:
 
     Chunks arrive in bunches, so they are counted in a stretch of time that does not begin or end with one.
     """
-    start, stop = arrivals[0] + WARM_UP * seconds, arrivals[0] + seconds
-    if arrivals[-1] < stop or (counted := sum(start <= when <= stop for when in arrivals)) < 2:
-        return (len(arrivals) - 1) / max(1e-9, arrivals[-1] - arrivals[0])
-    return counted / (stop - start)
+    start = WARM_UP * seconds
+    if (counted := sum(start <= when <= seconds for when in arrivals)) < 2:
+        return len(arrivals) / arrivals[-1]
+    return counted / (seconds - start)

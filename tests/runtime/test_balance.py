@@ -1,5 +1,7 @@
 """When shares are planned anew, and when the links are measured again."""
 
+import dataclasses
+import statistics
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Tier
+from paceline.runtime.domain.events import StepDone
 from paceline.runtime.domain.trial import StepSplit
 from paceline.runtime.mapping.base import round_shares
 from paceline.runtime.measure import StepReport
@@ -18,18 +21,26 @@ BATCH = 64
 CONFIG = BalanceConfig()
 
 
+def step(compute: Sequence[float], *, fixed: float = 0.0, seconds: float | None = None) -> StepDone:
+    return StepDone(
+        step=1, generation=1, seconds=seconds or max(compute), split=StepSplit(), loss=0.0, wire_bytes={}, samples=(),
+        noise_scale=None, load_balance_error=0.0, compute_seconds=tuple(compute),
+        optimizer_seconds=(fixed,) * len(compute), exchange_seconds=0.0,
+    )  # fmt: skip
+
+
 def train(
     speeds: Sequence[float], shares: Sequence[int], steps: int, *, noise: float = 0.0, seed: int = 0
 ) -> list[tuple[int, tuple[float, ...]]]:
     """Steps at which a watch asked for new shares, with the speeds it found; each time it gets a new plan."""
     rng = np.random.default_rng(seed)
     watch, asked, shares = LoadWatch(shares), [], tuple(shares)
-    for step in range(steps):
+    for number in range(steps):
         compute = [
             share / speed * (1 + noise * rng.standard_normal()) for share, speed in zip(shares, speeds, strict=True)
         ]
-        if found := watch.add(max(compute), compute):
-            asked.append((step, found))
+        if found := watch.add(step(compute)):
+            asked.append((number, found))
             shares = round_shares(found, BATCH)
             watch = LoadWatch(shares)
     return asked
@@ -49,22 +60,41 @@ def test_a_device_whose_speed_moves_counts_once(factor: float, noise: float) -> 
 
 
 def test_it_counts_within_the_window() -> None:
-    (step, _), *_ = train([32.0, 32.0, 16.0, 32.0], [16] * 4, 50)
+    (number, _), *_ = train([32.0, 32.0, 16.0, 32.0], [16] * 4, 50)
     # Steps of one second: the first that fill the window decide.
-    assert step + 1 == max(CONFIG.window_steps, CONFIG.window_seconds)
+    assert number + 1 == max(CONFIG.window_steps, CONFIG.window_seconds)
 
 
 def test_a_shift_that_does_not_last_does_not_count() -> None:
     watch = LoadWatch([16] * 4)
-    for step in range(100):
-        slow = 2.0 if step % 20 < 3 else 1.0
-        assert watch.add(0.9, [0.5, 0.5, 0.5 * slow, 0.5]) is None
+    for number in range(100):
+        slow = 2.0 if number % 20 < 3 else 1.0
+        assert watch.add(step([0.5, 0.5, 0.5 * slow, 0.5], seconds=0.9)) is None
 
 
 def test_shares_that_rounding_would_not_improve_stay() -> None:
     """Two samples per rank: nothing can be taken from a rank that is a fifth slower."""
     watch = LoadWatch([2, 2, 2, 2])
-    assert all(watch.add(1.0, [0.8, 0.8, 1.0, 0.8]) is None for _ in range(50))
+    assert all(watch.add(step([0.8, 0.8, 1.0, 0.8])) is None for _ in range(50))
+
+
+def test_time_that_does_not_depend_on_samples_is_planned_for() -> None:
+    """A slow device spends as much more on its optimizer step: what is left is shared, and that ends it."""
+    speeds, overhead = [1.0, 1.0, 0.5, 0.25], 0.2
+    shares: tuple[int, ...] = round_shares([1.0] * 4, BATCH)
+    plans = 0
+    for _ in range(3):
+        watch = LoadWatch(shares)
+        for _ in range(20):
+            compute = [(overhead + share / 40) / speed for share, speed in zip(shares, speeds, strict=True)]
+            fixed = [overhead / speed for speed in speeds]
+            done = dataclasses.replace(step(compute), optimizer_seconds=tuple(fixed))
+            if found := watch.add(done):
+                shares, plans = round_shares(found, BATCH), plans + 1
+                break
+    assert plans == 1
+    times = [(overhead + share / 40) / speed for share, speed in zip(shares, speeds, strict=True)]
+    assert max(times) / statistics.fmean(times) < 1.1
 
 
 def test_what_the_probe_got_wrong_is_put_right_once() -> None:
@@ -72,7 +102,7 @@ def test_what_the_probe_got_wrong_is_put_right_once() -> None:
     speeds, shares = [32.0, 32.0, 28.0, 32.0], (16, 16, 16, 16)
     watch = LoadWatch(shares, calibrates=True)
     compute = [share / speed for share, speed in zip(shares, speeds, strict=True)]
-    found = [watch.add(1.0, compute) for _ in range(50)]
+    found = [watch.add(step(compute, seconds=1.0)) for _ in range(50)]
     assert found[CONFIG.window_steps - 1] == pytest.approx(speeds)
     assert found.count(None) == 49
 
@@ -97,8 +127,8 @@ def test_the_profile_keeps_its_median_and_takes_the_ratios() -> None:
 
 def report(sent: dict[str, int], seconds: float = 1.0) -> StepReport:
     return StepReport(
-        step=1, generation=1, seconds=seconds, split=StepSplit(), loss=0.0, sample_start=0, sample_stop=1,
-        wire_bytes=sent, local_square_norm=None, mean_square_norm=None,
+        step=1, generation=1, seconds=seconds, split=StepSplit(), optimizer_seconds=0.0, loss=0.0, sample_start=0,
+        sample_stop=1, wire_bytes=sent, local_square_norm=None, mean_square_norm=None,
     )  # fmt: skip
 
 

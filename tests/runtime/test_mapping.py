@@ -98,7 +98,11 @@ def tree(racks: Sequence[Sequence[int]], *, order: Sequence[int] | None = None, 
     names = [f"r{rack}n{node}" for rack, node in places]
     devices = tuple(Device(name=f"{name}d{i}", node=name, kind="cpu", profile=profile) for i, name in enumerate(names))
     nodes = list(dict.fromkeys(names))
-    links = [Link(source=a, target=b, bandwidth=500.0 if a == b else 50.0, alone=400.0, latency=0.0) for a in nodes for b in nodes]
+    links = [
+        Link(source=a, target=b, bandwidth=500.0 if a == b else 50.0, alone=400.0, latency=0.0)
+        for a in nodes
+        for b in nodes
+    ]
 
     def tier(name: str, labels: Sequence[object], rate: float) -> Tier:
         groups = tuple(tuple(i for i, each in enumerate(labels) if each == label) for label in dict.fromkeys(labels))

@@ -255,7 +255,8 @@ REFUSED: list[tuple[Settings, dict[str, Any], type[Exception], str]] = [
         {"mapping.batch_share": "1,1,1,1"},
         {"world_size": 3},
         InvalidRequest,
-        "mapping.batch_share=1,1,1,1: must be even, proportional or one positive whole number per rank, n = 3; for example 1,1,1",
+        "mapping.batch_share=1,1,1,1: must be even, proportional or one positive whole number per rank, n = 3; "
+        "for example 1,1,1",
     ),
     ({}, {"workload": "regresion"}, InvalidRequest, "unknown workload 'regresion'; did you mean 'regression'?"),
     ({}, {"workload": "pair/x"}, InvalidRequest, "unknown workload 'pair/x'; did you mean 'pair'?"),

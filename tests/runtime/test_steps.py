@@ -29,6 +29,7 @@ def report(step: int, rank: int, *, generation: int = 1, seconds: float = 1.0) -
         generation=generation,
         seconds=seconds,
         split=StepSplit(compute=seconds),
+        optimizer_seconds=0.0,
         loss=float(rank),
         sample_start=start,
         sample_stop=start + SHARES[rank],
@@ -125,6 +126,7 @@ def test_noise_scale_recovers_the_truth() -> None:
             loss=0.0,
             sample_start=rank * share,
             sample_stop=(rank + 1) * share,
+            optimizer_seconds=0.0,
             local_square_norm=float(own @ own),
             mean_square_norm=float(mean @ mean),
         )

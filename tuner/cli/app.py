@@ -9,6 +9,7 @@ import typer
 from paceline.runtime.errors import PacelineError
 from paceline.tuner.cli.demo import demo
 from paceline.tuner.cli.lab import lab
+from paceline.tuner.cli.probe import probe
 from paceline.tuner.cli.recommend import recommend
 from paceline.tuner.cli.run import run
 from paceline.tuner.cli.runtime import runtime
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, run, train, tune, recommend, runtime, serve, ui):
+for command in (demo, run, train, tune, recommend, probe, runtime, serve, ui):
     app.command()(command)
 app.add_typer(lab)
 

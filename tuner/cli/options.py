@@ -19,7 +19,7 @@ RuntimeAddress = Annotated[
 EmbeddedCluster = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="local:N", help=f"Cluster of the embedded runtime, {DEFAULT_CLUSTER} if left out."
+        "--cluster", metavar="local:N|lab:NAME", help=f"Cluster of the embedded runtime, {DEFAULT_CLUSTER} if left out."
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]

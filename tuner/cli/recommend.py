@@ -3,15 +3,12 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from paceline.runtime.errors import CorruptFile, InvalidRequest
+from paceline.runtime.errors import InvalidRequest
 from paceline.tuner.cli.options import Json, WorkloadName
-
-if TYPE_CHECKING:
-    from paceline.runtime.domain.cluster import Cluster
 
 
 def recommend(
@@ -28,12 +25,13 @@ def recommend(
     json_output: Json = False,
 ) -> None:
     """Ask a served policy which strategy to try first for WORKLOAD on a cluster."""
+    from paceline.runtime.probe.store import read_cluster
     from paceline.tuner.cli.target import find_runtime
     from paceline.tuner.policy.client import PolicyClient
 
     if (runtime is None) == (cluster is None):
         raise InvalidRequest("the cluster must be named once: --runtime HOST:PORT or --cluster FILE")
-    profile = _read_cluster(cluster) if cluster else None
+    profile = read_cluster(cluster) if cluster else None
     target = find_runtime(runtime, None)
     target.strategy(workload)
     if profile is None:
@@ -62,19 +60,3 @@ def recommend(
         low, high = (found.expected_gain * math.exp(sign * 1.96 * found.uncertainty) for sign in (-1, 1))
         print(found.strategy.describe(target.space.default))
         print(f"expected goodput: {found.expected_gain:.2f} [{low:.2f}, {high:.2f}] times that of the default")
-
-
-def _read_cluster(path: Path) -> "Cluster":
-    """A cluster as `cluster.json` of a recorded session has it. Raises CorruptFile or InvalidRequest."""
-    from pydantic import TypeAdapter, ValidationError
-
-    from paceline.runtime.domain.cluster import Cluster
-
-    try:
-        return TypeAdapter(Cluster).validate_json(path.read_bytes())
-    except OSError as error:
-        raise InvalidRequest(f"cluster profile {path} cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise CorruptFile(f"{path} is no cluster profile: {where} {first['msg']}") from None

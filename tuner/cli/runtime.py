@@ -11,7 +11,9 @@ from paceline.tuner.cli.options import DEFAULT_CLUSTER, Insecure, Listen, PortFi
 
 def runtime(
     *,
-    cluster: Annotated[str, typer.Option("--cluster", metavar="local:N", help="Where workers run.")] = DEFAULT_CLUSTER,
+    cluster: Annotated[
+        str, typer.Option("--cluster", metavar="local:N|lab:NAME", help="Where workers run.")
+    ] = DEFAULT_CLUSTER,
     listen: Listen = "127.0.0.1:7077",
     port_file: PortFile = None,
     store: Annotated[
@@ -30,6 +32,7 @@ def runtime(
     if workloads:
         # An installed script, unlike `python -m`, does not look for modules in the current directory.
         sys.path.insert(0, os.getcwd())
+    from paceline.runtime.probe.store import profiles_folder
     from paceline.runtime.server.service import serve
 
     asyncio.run(
@@ -39,6 +42,7 @@ def runtime(
             port_file=port_file,
             store_url=store,
             workload_classes=tuple(workloads or ()),
+            profiles=profiles_folder(),
             allow_insecure=insecure,
             on_ready=lambda address: print(f"runtime {cluster} listens on {address}", file=sys.stderr),
         )

@@ -62,11 +62,12 @@ def _embedded(cluster: str) -> Target:
     from paceline.runtime import launch, workloads
     from paceline.runtime.embedded import EmbeddedRuntime
     from paceline.runtime.knobs import knob_space
+    from paceline.runtime.probe.store import profiles_folder
 
     return Target(
         space=knob_space(),
         workloads=workloads.references(),
         profile=lambda reference: workloads.create(reference).profile(reference),
         devices=len(launch.create(cluster).slots),
-        open=lambda: EmbeddedRuntime(cluster),
+        open=lambda: EmbeddedRuntime(cluster, profiles=profiles_folder()),
     )

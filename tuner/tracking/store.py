@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from paceline.runtime.errors import Conflict, CorruptFile, InvalidRequest, PacelineError
+from paceline.runtime.home import home
 from paceline.tuner.tracking.owner import HOST, owner_is_gone
 
 _BUSY_SECONDS = 20.0
@@ -25,10 +26,8 @@ _REMEDY = "name a writable file with --tracking-uri sqlite:////PATH/paceline.db,
 
 
 def default_tracking_uri() -> str:
-    """`paceline.db` in $PACELINE_HOME, else in $XDG_DATA_HOME/paceline, else in ~/.local/share/paceline."""
-    data_home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    home = os.environ.get("PACELINE_HOME") or Path(data_home) / "paceline"
-    return f"sqlite:///{Path(home).expanduser().absolute() / 'paceline.db'}"
+    """`paceline.db` in this user's folder."""
+    return f"sqlite:///{home() / 'paceline.db'}"
 
 
 @dataclass(frozen=True, kw_only=True)
