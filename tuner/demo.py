@@ -10,7 +10,9 @@ from paceline.env.backends import TRIALS
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import Budget, TrialSpec
-from paceline.runtime.errors import WorkerFailure
+from paceline.runtime.errors import InvalidRequest, WorkerFailure
+from paceline.runtime.lab import file
+from paceline.runtime.lab.built import BuiltLab
 from paceline.tuner.cli.options import CHAMPION, DEFAULT_CLUSTER
 from paceline.tuner.cli.stores import open_policy, register
 from paceline.tuner.cli.target import find_runtime
@@ -24,6 +26,9 @@ from paceline.tuner.train import TrainConfig
 from paceline.tuner.tune import TuneConfig, TuningResult, tune
 from paceline.tuner.tuning_report import print_session
 
+LAB = "two-racks"
+"""Cluster of the demo where it can be built: a place in which mapping and compression matter."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
@@ -33,9 +38,9 @@ class DemoConfig:
     """Where the embedded runtime's workers run."""
     workload: str = "bytes-lm/tiny"
     """What is tuned."""
-    training: TrainConfig = field(default_factory=lambda: TrainConfig(timesteps=15_000))
+    training: TrainConfig = field(default_factory=lambda: TrainConfig(timesteps=10_000))
     """How the policy is trained."""
-    start_steps: int = 200
+    start_steps: int = 50
     """Steps of the default strategy before the snapshot that every trial starts from, at least 1."""
     trial_seconds: float = 6.0
     """Training time of each trial, s, positive."""
@@ -43,6 +48,18 @@ class DemoConfig:
     """Trials that the policy chooses, at least 1."""
     confirm: int = 6
     """Pairs of runs in the confirmation, at least 2."""
+
+
+def choose_cluster() -> tuple[str, str]:
+    """The lab of two racks where it can be built, else local workers; and why, in a few words."""
+    lab = file.load(LAB)
+    try:
+        built = BuiltLab(lab)
+        built.build()
+    except InvalidRequest as refused:
+        return DEFAULT_CLUSTER, str(refused)
+    built.destroy()
+    return f"lab:{LAB}", f"{len(lab.nodes)} network namespaces in {len(lab.racks)} racks, with slow uplinks"
 
 
 def demo(config: DemoConfig, tracking: TrackingStore, console: Console) -> TuningResult:

@@ -32,6 +32,7 @@ def as_json(result: TrialResult, *, mlflow_run_id: str | None) -> dict[str, Any]
             "heldout_curve": [[point.seconds, point.samples, point.loss] for point in result.heldout_curve],
             "step_seconds": dataclasses.asdict(result.step_seconds),
             "wire_bytes": result.wire_bytes,
+            "link_utilisation": result.link_utilisation,
             "load_balance_error": result.load_balance_error,
             "start_seconds": result.start_seconds,
             "snapshot": result.snapshot or None,

@@ -21,7 +21,7 @@ WORKLOAD = "bytes-lm/small"
 SECONDS = 40.0
 POINTS = (10.0, 20.0, 40.0)
 """Seconds of training at which held-out losses are compared."""
-SEEDS = 5
+SEEDS = 3
 STRATEGIES: dict[str, list[str]] = {
     "as scheduled (default)": [],
     "mapping.order=topology": ["mapping.order=topology"],

@@ -49,6 +49,22 @@ class TimedChange:
             raise InvalidRequest(f"timed change {self.change!r}: seconds={self.seconds} must be finite, not negative")
 
 
+def parse_timed_change(text: str) -> TimedChange:
+    """Read `50:TARGET.SETTING=VALUE` (after a step) or `20s:TARGET.SETTING=VALUE` (after so many seconds).
+
+    Raises InvalidRequest.
+    """
+    when, _, change = text.partition(":")
+    try:
+        if when.endswith("s"):
+            return TimedChange(change=change, seconds=float(when[:-1]))
+        return TimedChange(change=change, step=int(when))
+    except ValueError:
+        raise InvalidRequest(
+            f"timed change {text!r} must begin with a step or seconds: 50:e0.speed=0.1 or 20s:e0.speed=0.1"
+        ) from None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrialSpec:
     """What a client asks for. Equal specs give comparable trials: same start state, same sample order."""

@@ -75,6 +75,12 @@ RECOMMEND = "recommend digits-cnn --policy FREE --cluster"
         (f"{RUN} --set sync.period=0", "paceline: sync.period=0: "),
         (f"{RUN} --set sync.period=4", "paceline: sync.period=4 has no effect with sync.mode=allreduce; "),
         (f"{RUN} --set mapping.order=0,1", "paceline: mapping.order=0,1: "),
+        (f"{RUN} --change 5:a.speed=1", "paceline: cluster local:4 is what it is; only a lab can be changed: "),
+        (
+            f"{RUN} --change soon:a.speed=1",
+            "paceline: timed change 'soon:a.speed=1' must begin with a step or seconds: ",
+        ),
+        (f"{RUN} --cluster lab:two-racks --change 5:z9.speed=1", "paceline: unknown node, rack or device 'z9'"),
         ("run digitz-cnn", "paceline: unknown workload 'digitz-cnn'; did you mean 'digits-cnn'?"),
         ("run digits-cnn --tracking-uri mysql://db", "paceline: tracking store 'mysql://db' must be a SQLite file"),
         ("run digits-cnn --tracking-uri sqlite:///FOLDER", "paceline: tracking store FOLDER: "),

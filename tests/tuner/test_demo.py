@@ -1,15 +1,17 @@
 """The demo, with budgets as small as they go: from training to the table, and nothing left behind."""
 
 import io
+import os
 from pathlib import Path
 
 import psutil
 import pytest
+from pyroute2 import netns
 from rich.console import Console
 
 from paceline.tuner.cli.options import CHAMPION
 from paceline.tuner.cli.stores import open_policy
-from paceline.tuner.demo import DemoConfig, demo
+from paceline.tuner.demo import DemoConfig, choose_cluster, demo
 from paceline.tuner.tracking.store import open_store
 from paceline.tuner.train import TrainConfig
 
@@ -44,3 +46,18 @@ def test_demo_trains_serves_tunes_and_prints_the_tables(tmp_path: Path) -> None:
     assert len(starts) == 1
     assert len(session.trials) == CONFIG.trials
     assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_demo_takes_local_workers_where_no_lab_can_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    cluster, why = choose_cluster()
+    assert cluster == "local:4"
+    assert "Linux wants root" in why
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces and cgroups")
+def test_demo_takes_the_lab_where_it_can_and_leaves_nothing_of_its_trial() -> None:
+    before = netns.listnetns()
+    cluster, _ = choose_cluster()
+    assert cluster == "lab:two-racks"
+    assert netns.listnetns() == before

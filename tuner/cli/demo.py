@@ -9,10 +9,12 @@ def demo(*, tracking_uri: TrackingUri = None) -> int:
 
     from paceline.tuner.cli.stores import open_tracking
     from paceline.tuner.cli.tune import status_of
-    from paceline.tuner.demo import DemoConfig, demo
+    from paceline.tuner.demo import DemoConfig, choose_cluster, demo
 
     console = Console()
-    session = demo(DemoConfig(), open_tracking(tracking_uri), console)
+    cluster, why = choose_cluster()
+    console.print(f"cluster {cluster}: {why}", soft_wrap=True)
+    session = demo(DemoConfig(cluster=cluster), open_tracking(tracking_uri), console)
     see = f"paceline ui --tracking-uri {tracking_uri}" if tracking_uri else "paceline ui"
     console.print(f"Every run is recorded: {see}, then open http://127.0.0.1:5000", soft_wrap=True)
     return status_of(session)

@@ -37,6 +37,14 @@ def run(
     ] = None,
     world_size: Annotated[int, typer.Option("--world-size", help="Ranks; 0: one per device.")] = 0,
     seed: Annotated[int, typer.Option("--seed", help="Seed of initial weights and sample order.")] = 0,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--change",
+            metavar="STEP|SECONDSs:TARGET.SETTING=VALUE",
+            help="Change the lab during the trial, e.g. 50:e0.speed=0.1 or 20s:west.uplink=50Mbit/s; may be repeated.",
+        ),
+    ] = None,
     json_output: Json = False,
     tracking_uri: TrackingUri = None,
     no_tracking: NoTracking = False,
@@ -44,7 +52,7 @@ def run(
     """Train WORKLOAD under one strategy and say what was measured. Exits with 1 when the trial failed."""
     from rich.console import Console
 
-    from paceline.runtime.domain.trial import Budget, TrialSpec
+    from paceline.runtime.domain.trial import Budget, TrialSpec, parse_timed_change
     from paceline.tuner.cli.stores import open_tracking
     from paceline.tuner.cli.target import find_runtime
     from paceline.tuner.report import as_json, as_table
@@ -54,7 +62,15 @@ def run(
     budget = Budget(steps=steps, seconds=seconds, target_loss=target_loss)
     target = find_runtime(runtime, cluster)
     strategy = target.strategy(workload, settings or (), world_size=world_size)
-    spec = TrialSpec(workload=workload, strategy=strategy, budget=budget, world_size=world_size, seed=seed)
+    spec = TrialSpec(
+        workload=workload,
+        strategy=strategy,
+        budget=budget,
+        world_size=world_size,
+        seed=seed,
+        timeline=tuple(map(parse_timed_change, changes or ())),
+    )
+    target.check_changes([timed.change for timed in spec.timeline])
     tracking = None if no_tracking else open_tracking(tracking_uri)
     with target.open() as opened:
         result, run_id = _tracked(target, opened, spec, tracking)

@@ -24,6 +24,8 @@ class Target:
     """Describes one of them."""
     devices: int
     """Size of its cluster."""
+    check_changes: Callable[[Sequence[str]], None]
+    """Raises InvalidRequest where an embedded one's cluster cannot be changed so; one that is up checks for itself."""
     open: Callable[[], AbstractContextManager[RuntimeAPI]]
     """Connects, or starts the workers; closes, or stops them, on leaving."""
 
@@ -54,6 +56,7 @@ def find_runtime(address: str | None, cluster: str | None) -> Target:
         workloads=tuple(profiles),
         profile=profiles.__getitem__,
         devices=client.describe_cluster().size,
+        check_changes=lambda changes: None,
         open=lambda: client,
     )
 
@@ -64,10 +67,12 @@ def _embedded(cluster: str) -> Target:
     from paceline.runtime.knobs import knob_space
     from paceline.runtime.probe.store import profiles_folder
 
+    launcher = launch.create(cluster)
     return Target(
         space=knob_space(),
         workloads=workloads.references(),
         profile=lambda reference: workloads.create(reference).profile(reference),
-        devices=len(launch.create(cluster).slots),
+        devices=len(launcher.slots),
+        check_changes=launcher.check_changes,
         open=lambda: EmbeddedRuntime(cluster, profiles=profiles_folder()),
     )

@@ -162,6 +162,7 @@ def _result_metrics(result: TrialResult) -> dict[str, float]:
         "goodput_high": result.goodput_interval[1],
         **{f"step_seconds/{part}": mean for part, mean in dataclasses.asdict(result.step_seconds).items()},
         **{f"wire_bytes/{tier}": sent for tier, sent in result.wire_bytes.items()},
+        **{f"link_utilisation/{tier}": use for tier, use in result.link_utilisation.items()},
         "load_balance_error": result.load_balance_error,
         "peak_memory_bytes": result.peak_memory_bytes,
         "start_seconds": result.start_seconds,
