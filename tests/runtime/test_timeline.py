@@ -22,7 +22,7 @@ def test_text_is_read(text: str, expected: TimedChange) -> None:
 
 @pytest.mark.parametrize("text", ["e0.speed=0.1", "x:e0.speed=0.1", "s:e0.speed=0.1", "1.5:e0.speed=0.1", ""])
 def test_text_without_a_time_is_refused(text: str) -> None:
-    with pytest.raises(InvalidRequest, match="must begin with a step or seconds: 50:e0.speed=0.1"):
+    with pytest.raises(InvalidRequest, match="must begin with a step or seconds: 50:"):
         parse_timed_change(text)
 
 
@@ -34,5 +34,5 @@ def test_exactly_one_time_is_needed(when: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("when", [{"step": 0}, {"seconds": -1.0}, {"seconds": math.inf}])
 def test_impossible_times_are_refused(when: dict[str, float]) -> None:
-    with pytest.raises(InvalidRequest, match="timed change 'a.speed=1': "):
+    with pytest.raises(InvalidRequest, match=r"timed change 'a\.speed=1': "):
         TimedChange(change="a.speed=1", **when)  # type: ignore[arg-type]
