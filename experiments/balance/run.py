@@ -25,7 +25,7 @@ WORKLOAD = "bytes-lm-large-batch/small"
 WARMUP = 20
 """Steps, more than the window after which shares from the probe are put right."""
 STEPS = 50
-ROUNDS = 3
+ROUNDS = 2
 OVERLAP = ["sync.bucket_mb=1"]
 SHARES = ("even", "proportional")
 DRIFT_SECONDS = 90.0

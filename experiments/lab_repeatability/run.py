@@ -18,7 +18,7 @@ from paceline.runtime.embedded import EmbeddedRuntime
 HERE = Path(__file__).parent
 LAB = "lab:two-racks"
 WORKLOAD = "bytes-lm/small"
-SECONDS = 20.0
+SECONDS = 15.0
 ROUNDS = 3
 STRATEGIES = (
     [],

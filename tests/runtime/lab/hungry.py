@@ -17,3 +17,15 @@ class Hungry(Regression):
         if torch.is_grad_enabled():
             torch.ones(2**28)
         return super().loss(model, batch)
+
+
+class Heavy(Regression):
+    """Six million parameters: each copy of them takes 24 MB, and some strategies keep many."""
+
+    name = "heavy"
+    doc = "A wide layer."
+    variants = {"": {}}
+    width = 6_000_000 // 8
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, self.width), nn.Tanh(), nn.Linear(self.width, 2))

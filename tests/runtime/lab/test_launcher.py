@@ -90,6 +90,16 @@ def test_out_of_memory_is_labelled_and_the_next_trial_works(lab: EmbeddedRuntime
     assert digests(last_snapshot(run(lab, spec_for(lab, {}, steps=STEPS))), "model") == expected
 
 
+def test_strategy_that_needs_too_much_memory_is_labelled_and_the_next_trial_works(tmp_path: Path) -> None:
+    """Plain DDP fits; what local SGD and a sparsifying codec keep besides does not."""
+    path = write(tmp_path, PAIR.replace("512 MiB", "320 MiB").replace("400 Mbit/s", "1 Gbit/s").replace("200", "800"))
+    too_much = {"sync.mode": "local_sgd", "sync.period": 1, "compress.codec": "topk", "compress.ratio": 0.5}
+    with EmbeddedRuntime(f"lab:{path}", workload_classes=("tests.runtime.lab.hungry:Heavy",)) as runtime:
+        for settings, label in (({}, None), (too_much, "oom"), ({}, None)):
+            spec = spec_for(runtime, settings, steps=2, workload="heavy", snapshot_every=0)
+            assert result_of(run(runtime, spec)).failure == label
+
+
 def test_change_that_cannot_be_made_is_refused_before_the_trial(lab: EmbeddedRuntime) -> None:
     timeline = (TimedChange(change="d.state=killed", step=1),)
     with pytest.raises(UnknownName, match="unknown node, rack or device 'd'"):
