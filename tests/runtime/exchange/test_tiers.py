@@ -26,6 +26,14 @@ TREES: dict[str, tuple[Sequence[Level], int]] = {
     "three tiers": ((Level(name="node", groups=(0, 0, 1, 1, 2, 3)), Level(name="rack", groups=(0, 0, 0, 0, 1, 1))), 6),
 }
 
+# Every group of c children sends each element c - 1 times inwards and c - 1 times back.
+TIMES_SENT: dict[str, dict[str, int]] = {
+    "flat": {"cluster": 4},
+    "two racks": {"rack": 4, "cluster": 2},
+    "unequal racks": {"rack": 6, "cluster": 2},
+    "three tiers": {"node": 4, "rack": 4, "cluster": 2},
+}
+
 
 def _exchange(codec_name: str, levels: Sequence[Level], *, slow_only: bool) -> Tiers:
     codec = TopK(TopKConfig(ratio=0.3)) if codec_name == "topk" else CODECS.get(codec_name)(NoKnobs())
@@ -70,6 +78,12 @@ def test_ranks_agree_and_nothing_is_lost(tree: str, tmp_path: Path) -> None:
     mp.spawn(_average, (tree, str(tmp_path)), nprocs=world_size)
     for codec, slow_only in CODED:
         ranks = [torch.load(tmp_path / f"{codec}-{slow_only}-{r}", weights_only=True) for r in range(world_size)]
+        if codec in ("none", "fp16"):
+            tiers = TIMES_SENT[tree]
+            small = {tier for tier in tiers if codec == "fp16" and (tier == "cluster" or not slow_only)}
+            width = {tier: 2 if tier in small else 4 for tier in tiers}
+            sent = {tier: sum(rank["bytes"].get(tier, 0) for rank in ranks) for tier in tiers}
+            assert sent == {tier: times * width[tier] * sum(SIZES) for tier, times in tiers.items()}
         for index, size in enumerate(SIZES):
             buckets = [torch.stack([_bucket(r, size, step) for r in range(world_size)]) for step in range(STEPS)]
             means = [[rank["means"][step][index] for rank in ranks] for step in range(STEPS)]
