@@ -53,8 +53,9 @@ def batch_shares(strategy: Strategy, cluster: Cluster, order: Sequence[int], glo
     """Resolve `mapping.batch_share`: the samples of each rank, summing to the global batch, each at least 1.
 
     Weights are rounded by largest remainder (Hamilton's method), lower rank first on a tie, so a batch that does not
-    divide is shared as evenly as possible and no sample is dropped. Raises IllegalStrategy when there are fewer
-    samples than ranks, or when a rank's weight is too small for one sample.
+    divide is shared as evenly as possible and no sample is dropped. A rule gives the slowest rank one sample at least,
+    as it may be asked again while a job runs. Raises IllegalStrategy when there are fewer samples than ranks, or when
+    an explicit weight is too small for one sample.
     """
     if global_batch < len(order):
         raise IllegalStrategy(
@@ -62,10 +63,9 @@ def batch_shares(strategy: Strategy, cluster: Cluster, order: Sequence[int], glo
             f"use at most {global_batch} ranks"
         )
     value = str(strategy["mapping.batch_share"])
-    weights: Sequence[float] = (
-        SHARES.get(value)().weights(cluster, order) if value in SHARES.names() else parse_integers(value)
-    )
-    shares = round_shares(weights, global_batch)
+    if value in SHARES.names():
+        return round_shares(SHARES.get(value)().weights(cluster, order), global_batch, at_least=1)
+    shares = round_shares(parse_integers(value), global_batch)
     if min(shares) < 1:
         raise IllegalStrategy(
             f"mapping.batch_share={value} leaves rank {shares.index(0)} without a sample of a global batch of "
@@ -74,11 +74,17 @@ def batch_shares(strategy: Strategy, cluster: Cluster, order: Sequence[int], glo
     return shares
 
 
-def round_shares(weights: Sequence[float], total: int) -> tuple[int, ...]:
-    """Whole numbers in proportion to the weights that sum to the total, by largest remainder."""
+def round_shares(weights: Sequence[float], total: int, *, at_least: int = 0) -> tuple[int, ...]:
+    """Whole numbers in proportion to the weights that sum to the total, by largest remainder.
+
+    Those below `at_least` are raised to it at the expense of the largest; needs a total that suffices.
+    """
     exact = [total * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda rank: (shares[rank] - exact[rank], rank))
     for rank in by_remainder[: total - sum(shares)]:
         shares[rank] += 1
+    while min(shares) < at_least:
+        shares[shares.index(max(shares))] -= 1
+        shares[shares.index(min(shares))] += 1
     return tuple(shares)

@@ -64,7 +64,7 @@ class LoadWatch:
         fixed = _medians([each.optimizer_seconds for each in recent])
         per_sample = [(each - own) / share for each, own, share in zip(total, fixed, self._shares, strict=True)]
         speeds = _balancing(per_sample, fixed, sum(self._shares))
-        planned = round_shares(speeds, sum(self._shares))
+        planned = round_shares(speeds, sum(self._shares), at_least=1)
         slowest = max(own + each * share for own, each, share in zip(fixed, per_sample, planned, strict=True))
         return speeds if slowest < (1 - config.gain) * max(total) else None
 

@@ -88,6 +88,19 @@ def test_every_batch_share_weighs_each_rank(name: str) -> None:
     assert min(weights) > 0
 
 
+def test_the_slowest_device_still_gets_a_sample() -> None:
+    """A rule is asked anew while a job runs, which a refusal would end."""
+    profile = DeviceProfile(flops=1e9, mem_bw=1e9, net_latency=0.0, pcie_bw=0.0, memory=1e9)
+    devices = tuple(
+        Device(name=f"d{i}", node="n", kind="cpu", profile=replace(profile, flops=flops))
+        for i, flops in enumerate((1e9, 1e6, 1e9, 1e6))
+    )
+    cluster = Cluster(name="stragglers", devices=devices, links=())
+    strategy = Strategy.of({"mapping.batch_share": "proportional"})
+    assert batch_shares(strategy, cluster, range(4), 16) == (7, 1, 7, 1)
+    assert batch_shares(strategy, cluster, range(4), 4) == (1, 1, 1, 1)
+
+
 def tree(racks: Sequence[Sequence[int]], *, order: Sequence[int] | None = None, uplink: float = 100.0) -> Cluster:
     """Racks of nodes of so many devices; devices numbered in `order` of their place."""
     places = [
