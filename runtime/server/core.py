@@ -25,8 +25,9 @@ from paceline.runtime.probe.cluster import probe_cluster, probe_links_again
 from paceline.runtime.probe.store import ProfileStore
 from paceline.runtime.server.fleet import Fleet
 from paceline.runtime.server.generations import Generations
+from paceline.runtime.server.record import Record, Request
 from paceline.runtime.server.results import trial_result
-from paceline.runtime.server.trial_runner import Record, Request, TrialEnded, TrialRunner
+from paceline.runtime.server.trial_runner import TrialEnded, TrialRunner
 from paceline.runtime.snapshot.store import SnapshotStore
 
 MAX_QUEUED_TRIALS = 64

@@ -7,8 +7,8 @@ from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.events import StepDone
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import StepSplit, TrialResult, TrialSpec
+from paceline.runtime.server.record import Record
 from paceline.runtime.server.steps import load_balance_error, mean_split, statistical_efficiency, throughput
-from paceline.runtime.server.trial_runner import Record
 
 
 def trial_result(

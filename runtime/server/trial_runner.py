@@ -4,7 +4,6 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 
 from paceline.proto.paceline.v1 import control_pb2
@@ -20,12 +19,17 @@ from paceline.runtime.server.balance import LoadWatch, with_speeds
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generation, Generations, Standing
 from paceline.runtime.server.link_use import LinkUse, LinkWatch
+from paceline.runtime.server.record import Record, Request
 from paceline.runtime.server.steps import StepCollector
 from paceline.runtime.server.timeline import Timeline
 from paceline.runtime.snapshot.store import SnapshotStore
 
 FOREVER = 2**62
 """A step that no trial reaches: train until something asks for a barrier."""
+
+STALL_SECONDS = 60.0
+"""A trial that completes no step for so long, or for 20 times as long as its longest step took, is given up: some
+node is cut off. Frozen workers are found sooner, by their silence."""
 
 MIN_LEG_SECONDS = 0.02
 """Shortest stretch between two barriers of a budget in seconds, so that rounding cannot make it stand still."""
@@ -37,39 +41,6 @@ class TrialEnded(Exception):
     def __init__(self, label: str, message: str) -> None:
         super().__init__(message)
         self.label = label
-
-
-@dataclass
-class Request:
-    """Something a client wants done to a running trial, at its next barrier."""
-
-    strategy: Strategy | None
-    """A live switch to this strategy; None: take a snapshot."""
-    done: "asyncio.Future[int | Snapshot]"
-    """Generation of the switch, or the snapshot."""
-
-
-@dataclass
-class Record:
-    """What was measured so far. Steps that a recovery undid are taken out again."""
-
-    steps: list[StepDone] = field(default_factory=list)
-    curve: list[HeldOutPoint] = field(default_factory=list)
-    snapshot: Snapshot | None = None
-    generations: int = 0
-    start_seconds: float = 0.0
-    stalls: list[float] = field(default_factory=list)
-    link_use: LinkUse = field(default_factory=LinkUse)
-
-    @property
-    def seconds(self) -> float:
-        """Training time, s."""
-        return sum(step.seconds for step in self.steps)
-
-    @property
-    def samples(self) -> int:
-        """Samples trained on."""
-        return sum(stop - start for step in self.steps for start, stop in step.samples)
 
 
 class TrialRunner:
@@ -114,6 +85,7 @@ class TrialRunner:
         self._link_watch: LinkWatch | None = None
         self._speeds: tuple[float, ...] | None = None
         self._links_moved = False
+        self._last_step = 0.0
         self._generation: Generation | None = None
         self._collector: StepCollector | None = None
         self._first_step = start.step if start else 0
@@ -216,6 +188,8 @@ class TrialRunner:
         if self._collector is not None:
             self._take_steps(self._collector.finish(generation.step))
         self._generation = generation
+        # What was found under the last generation was about its ranks.
+        self._speeds, self._links_moved = None, False
         self.strategy = strategy
         self.step = generation.step
         self.record.generations += 1
@@ -253,6 +227,7 @@ class TrialRunner:
     def _take_steps(self, steps: Sequence[StepDone]) -> None:
         for step in steps:
             self.record.steps.append(step)
+            self._last_step = time.monotonic()
             self._timeline.reach(step.step - self._first_step)
             self._emit(step)
             self._watch(step)
@@ -277,7 +252,6 @@ class TrialRunner:
             self._links_moved, self._link_watch = False, LinkWatch()
         elif self._speeds:
             self._cluster = with_speeds(self._cluster, generation.devices, self._speeds)
-            self._speeds = None
             await self._establish(self._standing(), self.strategy)
         else:
             return
@@ -301,18 +275,36 @@ class TrialRunner:
         self._timeline.begin()
         run = asyncio.create_task(call_all(workers, run=control_pb2.Command.Run(until_step=until)))
         wake = asyncio.create_task(self._wake.wait())
+        stall = asyncio.create_task(self._wait_for_stall())
         try:
-            await asyncio.wait({run, wake}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if not run.done():
+            await asyncio.wait({run, wake, stall}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done() and not stall.done():
                 await self._bring_to_barrier()
+                await asyncio.wait({run, stall}, return_when=asyncio.FIRST_COMPLETED)
+            if not run.done():
+                await self._generations.abort(workers)
+                raise TrialEnded(
+                    "timeout",
+                    f"no step was completed for a long time after {len(self.record.steps)}; a node may be cut off",
+                )
             stopped = await run
         finally:
             self._stopped_at = time.monotonic()
             self._wake.clear()
-            for task in (run, wake):
+            for task in (run, wake, stall):
                 task.cancel()
-            await asyncio.gather(run, wake, return_exceptions=True)
+            await asyncio.gather(run, wake, stall, return_exceptions=True)
         (self.step,) = {answer.stopped.step for answer in stopped}
+
+    async def _wait_for_stall(self) -> None:
+        """Return once no step has been completed for too long."""
+        self._last_step = time.monotonic()
+        while True:
+            longest = max((step.seconds for step in self.record.steps), default=0.0)
+            left = self._last_step + max(STALL_SECONDS, 20 * longest) - time.monotonic()
+            if left <= 0:
+                return
+            await asyncio.sleep(left)
 
     async def _bring_to_barrier(self) -> None:
         """Stop all ranks before the same step: hold them, and let all run to the furthest step one has begun."""

@@ -19,7 +19,8 @@ from paceline.runtime.domain.events import (
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.trial import Budget, TrialResult, TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
-from paceline.runtime.server.trial_runner import Request, TrialRunner
+from paceline.runtime.server.record import Request
+from paceline.runtime.server.trial_runner import TrialRunner
 
 Settings = Mapping[str, KnobValue]
 OnEvent = Callable[[Callable[[TrialRunner, TrialEvent], None]], None]

@@ -12,7 +12,8 @@ from paceline.runtime.launch.base import WorkerAddress
 from paceline.runtime.server import fleet, generations
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost
 from paceline.runtime.server.generations import Generations
-from paceline.runtime.server.trial_runner import Request, TrialRunner
+from paceline.runtime.server.record import Request
+from paceline.runtime.server.trial_runner import TrialRunner
 from paceline.runtime.sync import SYNC_MODES
 from tests.runtime.support import (
     OnEvent,

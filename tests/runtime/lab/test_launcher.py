@@ -10,6 +10,7 @@ from paceline.runtime.domain.events import StepDone, TrialStarted
 from paceline.runtime.domain.trial import TimedChange
 from paceline.runtime.embedded import EmbeddedRuntime
 from paceline.runtime.errors import InvalidRequest, UnknownName
+from paceline.runtime.server import trial_runner
 from tests.runtime.conftest import WORKLOADS
 from tests.runtime.lab.support import PAIR, inventory, needs_root, write
 from tests.runtime.support import RunningTrial, digests, last_snapshot, result_of, run, spec_for
@@ -70,6 +71,15 @@ def test_trial_is_the_same_whatever_happens_to_the_cluster(
     assert digests(last_snapshot(events), "model") == expected
     killed = "killed" in timeline[0].change
     assert sum(isinstance(event, TrialStarted) for event in events) == 1 + killed
+
+
+def test_node_that_stays_cut_off_ends_the_trial_and_the_next_one_works(
+    lab: EmbeddedRuntime, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial_runner, "STALL_SECONDS", 3.0)
+    cut = TimedChange(change="b.network=cut", step=5)
+    assert result_of(run(lab, spec_for(lab, {}, steps=STEPS, timeline=(cut,)))).failure == "timeout"
+    assert digests(last_snapshot(run(lab, spec_for(lab, {}, steps=STEPS))), "model") == expected
 
 
 def test_node_is_frozen_and_goes_on_by_command(lab: EmbeddedRuntime, expected: list[str]) -> None:
