@@ -53,7 +53,7 @@ async def measure_links(nodes: Mapping[str, Sequence[int]], run: RunFlows) -> tu
             Link(
                 source=source,
                 target=target,
-                bandwidth=float(rates[index, other]),
+                bandwidth=float(rates[index, other]) / max(len(members[index]), len(members[other])),
                 alone=float(max(alone[index, other], rates[index, other])),
                 latency=float(latencies[index, other]),
             )
@@ -79,14 +79,16 @@ async def _inside(names: Sequence[str], members: Sequence[Sequence[int]], run: R
 
 
 async def _between(members: Sequence[Sequence[int]], run: RunFlows) -> tuple[Floats, Floats]:
-    """Rates and latencies between nodes, [n, n], by their first devices; 0 on the diagonal."""
+    """Rates of all devices of a node together and their latencies, between nodes, [n, n]; 0 on the diagonal."""
     count = len(members)
     rates, latencies = np.zeros((count, count)), np.zeros((count, count))
+    node_of = {device: node for node, devices in enumerate(members) for device in devices}
     for pairs in tournament(count):
-        both_ways = [flow for a, b in pairs for flow in ((a, b), (b, a))]
-        flows = {(members[a][0], members[b][0]): (a, b) for a, b in both_ways}
-        for flow, rate in (await run(list(flows))).items():
-            rates[flows[flow]], latencies[flows[flow]] = rate.bandwidth, rate.latency
+        measured = await run([flow for pair in pairs for flow in shift([members[node] for node in pair], 1)])
+        for (source, target), flow in measured.items():
+            where = node_of[source], node_of[target]
+            rates[where] += flow.bandwidth
+            latencies[where] = max(latencies[where], flow.latency)
     return rates, latencies
 
 

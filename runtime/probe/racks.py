@@ -21,7 +21,8 @@ def find_racks(rates: Floats) -> list[list[int]]:
     Rates are those of pairs that exchange while others do, so equal paths between racks come out unequal. Each pair is
     compared with what its slower node reaches at best, so a slow link makes no rack of its node. The nodes are then
     clustered by average linkage (Sokal and Michener, 1958), and of all cuts of the tree the finest is taken in which
-    racks are clearly faster inside than between each other.
+    racks are clearly faster inside than between each other. A node so slow that no uplink ever held it back could be
+    in any of them.
     """
     count = len(rates)
     if count < 3:
@@ -37,8 +38,26 @@ def find_racks(rates: Floats) -> list[list[int]]:
         labels = fcluster(tree, groups, criterion="maxclust")
         racks = [[int(node) for node in np.flatnonzero(labels == label)] for label in dict.fromkeys(labels)]
         if len(racks) == groups and _is_separated(relative, racks):
-            return racks
+            return _settled(relative, racks)
     return [list(range(count))]
+
+
+def _settled(relative: Floats, racks: Sequence[Sequence[int]]) -> list[list[int]]:
+    """The racks with each node in the one that it reaches fastest on average.
+
+    A slow node reaches some of every rack equally fast, so the tree may have joined it to any of these.
+    """
+    settled = [list(rack) for rack in racks]
+    for own, rack in enumerate(racks):
+        for node in rack:
+            if len(settled[own]) == 1:
+                break
+            means = [relative[node, [other for other in each if other != node]].mean() for each in settled]
+            best = int(np.argmax(means))
+            if means[best] > means[own]:
+                settled[own].remove(node)
+                settled[best].append(node)
+    return [sorted(rack) for rack in settled]
 
 
 def _is_separated(relative: Floats, racks: Sequence[Sequence[int]]) -> bool:

@@ -21,7 +21,7 @@ class BalanceConfig:
     """Part of the slowest rank's time that new shares must save, so that rounding to whole samples cannot make the
     plan swing to and fro; above 0."""
     window_seconds: float = 6.0
-    """Stretch of training that compute times are judged over, s. A shift is seen after between half and all of it."""
+    """Stretch of training in which a shift must last to count, s; it is acted upon by the end of the stretch."""
     window_steps: int = 8
     """Steps that the stretch has at least."""
 
@@ -52,16 +52,14 @@ class LoadWatch:
             self._seconds -= self._steps.popleft().seconds
         if len(self._steps) < config.window_steps or self._seconds < config.window_seconds:
             return None
-        by_rank = _medians([each.compute_seconds for each in self._steps])
-        middle = statistics.median(by_rank)
-        threshold = 0.0 if self._calibrates else config.threshold
-        self._calibrates = False
-        if max(abs(each / middle - 1) for each in by_rank) <= threshold:
+        compute = [each.compute_seconds for each in self._steps]
+        half = len(compute) // 2
+        # A shift that only the later half shows is still new: a plan made now would mix what was with what is.
+        if not self._calibrates and min(_imbalance(compute[:half]), _imbalance(compute[half:])) <= config.threshold:
             return None
-        # More than half of the window shows the shift, so all of its last half was after it.
-        recent = list(self._steps)[len(self._steps) // 2 :]
-        total = _medians([each.compute_seconds for each in recent])
-        fixed = _medians([each.optimizer_seconds for each in recent])
+        self._calibrates = False
+        total = _medians(compute)
+        fixed = _medians([each.optimizer_seconds for each in self._steps])
         per_sample = [(each - own) / share for each, own, share in zip(total, fixed, self._shares, strict=True)]
         speeds = _balancing(per_sample, fixed, sum(self._shares))
         planned = round_shares(speeds, sum(self._shares), at_least=1)
@@ -72,6 +70,13 @@ class LoadWatch:
 def _medians(by_step: Sequence[Sequence[float]]) -> list[float]:
     """Median over steps, by rank."""
     return [statistics.median(times) for times in zip(*by_step, strict=True)]
+
+
+def _imbalance(compute: Sequence[Sequence[float]]) -> float:
+    """By which part the rank furthest from the median rank differs from it, over some steps."""
+    by_rank = _medians(compute)
+    middle = statistics.median(by_rank)
+    return max(abs(each / middle - 1) for each in by_rank)
 
 
 def _balancing(per_sample: Sequence[float], fixed: Sequence[float], batch: int) -> tuple[float, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -128,9 +129,7 @@ def _receive(group: dist.ProcessGroup, source: int, tag: int, seconds: float, ch
 def _chunk_rate(arrivals: Sequence[float], seconds: float) -> float:
     """Chunks/s from the end of the warm-up until time is up: later on, flows that end leave their share to others.
 
-    Chunks arrive in bunches, so they are counted in a stretch of time that does not begin or end with one.
+    Between two arrivals the next chunk counts in part, as on a slow link only a few arrive in all of the time.
     """
-    start = WARM_UP * seconds
-    if (counted := sum(start <= when <= seconds for when in arrivals)) < 2:
-        return len(arrivals) / arrivals[-1]
-    return counted / (seconds - start)
+    arrived = np.interp([WARM_UP * seconds, seconds], [0.0, *arrivals], range(len(arrivals) + 1))
+    return float(arrived[1] - arrived[0]) / ((1 - WARM_UP) * seconds)

@@ -1,5 +1,6 @@
 """A network on paper: what flows reach in it, and a profile of it."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -24,6 +25,8 @@ class TreeNetwork:
     """What the link of a node or rack carries towards the core."""
     down: Mapping[str, float]
     """And away from it."""
+    sender: float = math.inf
+    """What a device can send to other nodes."""
     runs: list[Sequence[Pair]] = field(default_factory=list)
     """All flows that were run."""
 
@@ -48,6 +51,7 @@ class TreeNetwork:
         if node == other:
             yield f"{source}>{target}", "inside"
             return
+        yield str(source), "out"
         yield node, "up"
         if self.racks[node] != self.racks[other]:
             yield self.racks[node], "up"
@@ -56,7 +60,13 @@ class TreeNetwork:
 
     def _capacity(self, link: tuple[str, str]) -> float:
         name, direction = link
-        return {"up": self.up, "down": self.down}[direction][name] if direction != "inside" else INSIDE
+        match direction:
+            case "inside":
+                return INSIDE
+            case "out":
+                return self.sender
+            case _:
+                return {"up": self.up, "down": self.down}[direction][name]
 
 
 def two_racks(*, flops: Sequence[float] = (1e10,) * 4, uplink: float = 12.5e6) -> Cluster:

@@ -18,6 +18,14 @@ def test_network_is_the_narrowest_way_out_shared_by_all_behind_it() -> None:
     assert device_balance(wide, 0).network == 50e6 / 1e10
 
 
+def test_the_slowest_way_out_is_everybodys() -> None:
+    cluster = two_racks()
+    nodes, racks = cluster.tiers
+    uneven = dataclasses.replace(cluster, tiers=(nodes, dataclasses.replace(racks, uplinks=(2e6, 12.5e6))))
+    assert device_balance(uneven, 1).network == 6.25e6 / 1e10
+    assert cluster_balance(uneven).network == pytest.approx(1e6 / 1e10)
+
+
 def test_without_tiers_it_is_the_rate_inside_the_node() -> None:
     cluster = two_racks()
     inside = dataclasses.replace(cluster.links[0], source="e0", target="e0")

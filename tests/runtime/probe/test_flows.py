@@ -11,7 +11,7 @@ from paceline.runtime.probe.cluster import _flows_of, probe_links_again
 from paceline.runtime.probe.links import FlowRate
 from paceline.runtime.probe.rounds import Pair
 from paceline.runtime.server.fleet import Worker
-from paceline.runtime.worker.flows import WARM_UP, _chunk_rate
+from paceline.runtime.worker.flows import _chunk_rate
 
 T = TypeVar("T")
 
@@ -74,5 +74,18 @@ def test_rate_counts_neither_the_burst_before_nor_what_comes_after() -> None:
     assert _chunk_rate(sorted([*burst, *steady, *late]), 1.0) == pytest.approx(100, rel=0.02)
 
 
-def test_rate_of_a_few_chunks_is_over_all_of_the_time() -> None:
-    assert _chunk_rate([0.1, WARM_UP + 0.1, 3.0, 4.0], 1.0) == 1.0
+@pytest.mark.parametrize("rate", [7.0, 13.0])
+@pytest.mark.parametrize("phase", [0.0, 0.3, 0.7])
+def test_rate_of_a_few_chunks_does_not_depend_on_when_they_come(rate: float, phase: float) -> None:
+    steady = [(index - phase) / rate for index in range(1, 40)]
+    assert _chunk_rate([1e-3, 1e-3, *steady], 1.0) == pytest.approx(rate, rel=1e-6)
+
+
+def test_rate_of_a_chunk_that_takes_longer_than_all_of_the_time() -> None:
+    assert _chunk_rate([4.0, 8.0], 1.0) == pytest.approx(0.25)
+
+
+def test_rate_of_chunks_in_bunches_is_that_of_the_bunches() -> None:
+    # A device with a quota receives once in 20 ms what came meanwhile.
+    bunches = [index / 50 for index in range(1, 60) for _ in range(8)]
+    assert _chunk_rate(bunches, 1.0) == pytest.approx(400, rel=0.03)

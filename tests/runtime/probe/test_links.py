@@ -5,9 +5,12 @@ import random
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.runtime.domain.cluster import Link, Tier
-from paceline.runtime.probe.links import measure_links
+from paceline.runtime.probe.links import FlowRate, measure_links
+from paceline.runtime.probe.rounds import Pair
 from tests.runtime.probe.simulated import INSIDE, LATENCY, TreeNetwork
 
 
@@ -77,6 +80,32 @@ def test_unequal_racks_with_slower_ways_up() -> None:
     assert all(link.bandwidth <= link.alone for link in links.values())
 
 
+@given(st.permutations(EAST + WEST), st.floats(30.0, 90.0))
+def test_a_node_slower_than_its_racks_way_out_stays_in_its_rack(order: list[str], slow: float) -> None:
+    rates = {**dict.fromkeys(EAST + WEST, 400.0), "east": 100.0, "west": 100.0, "e0": slow}
+    network = racked({"east": EAST, "west": WEST}, rates)
+    network.homes = order
+    links, tiers = measured(network)
+    assert set(by_node(network, tiers[1])) == {frozenset(EAST), frozenset(WEST)}
+    crossing = [links[ends].alone for node in WEST for ends in (("e0", node), (node, "e0"))]
+    assert crossing == pytest.approx([slow] * 8)
+    assert links["e1", "w0"].alone == pytest.approx(100.0)
+
+
+def test_a_pair_reaches_as_much_alone_as_among_others_even_if_its_bad_moment_was_alone() -> None:
+    network = racked({"east": EAST, "west": WEST}, {**dict.fromkeys(EAST + WEST, 400.0), "east": 100.0, "west": 100.0})
+    undisturbed = network.run
+
+    async def run(flows: Sequence[Pair]) -> Mapping[Pair, FlowRate]:
+        rates = await undisturbed(flows)
+        alone = len(flows) == 2
+        return {flow: FlowRate(bandwidth=10.0, latency=LATENCY) for flow in flows} if alone else rates
+
+    links, _ = asyncio.run(measure_links({node: [index] for index, node in enumerate(network.homes)}, run))
+    assert min(link.bandwidth for link in links) > 10.0
+    assert all(link.bandwidth <= link.alone for link in links)
+
+
 def test_a_slow_link_is_its_nodes_own() -> None:
     nodes = ("n0", "n1", "slow", "n2", "n3")
     network = racked({"core": nodes}, {**dict.fromkeys(nodes, 400.0), "slow": 50.0})
@@ -88,17 +117,31 @@ def test_a_slow_link_is_its_nodes_own() -> None:
     assert len(network.runs) == 5
 
 
-def test_devices_of_a_node_are_measured_inside_it() -> None:
-    rates = {"a": 40.0, "b": 80.0}
-    network = TreeNetwork(homes=("a", "b", "a", "b", "b"), racks={"a": "r", "b": "r"}, up=rates, down=rates)
+def test_devices_of_a_node_share_its_way_out() -> None:
+    rates = {"a": 40.0, "b": 80.0, "c": 80.0}
+    network = TreeNetwork(homes=("a", "b", "a", "b", "b", "c"), racks=dict.fromkeys(rates, "r"), up=rates, down=rates)
     links, tiers = measured(network)
-    assert [(tier.name, tier.groups, tier.uplinks) for tier in tiers] == [("node", ((0, 2), (1, 3, 4)), (40.0, 40.0))]
+    assert [(tier.name, tier.groups) for tier in tiers] == [("node", ((0, 2), (1, 3, 4), (5,)))]
+    assert tiers[0].uplinks == pytest.approx((40.0, 80.0, 80.0))
     assert {ends: link.bandwidth for ends, link in links.items()} == {
         ("a", "a"): INSIDE,
         ("b", "b"): INSIDE,
-        ("a", "b"): 40.0,
-        ("b", "a"): 40.0,
+        **dict.fromkeys([("a", "b"), ("b", "a")], pytest.approx(40.0 / 3)),
+        **dict.fromkeys([("a", "c"), ("c", "a")], pytest.approx(40.0 / 2)),
+        **dict.fromkeys([("b", "c"), ("c", "b")], pytest.approx(80.0 / 3)),
     }
+    assert links["a", "b"].alone == pytest.approx(40.0)
+    assert links["b", "c"].alone == pytest.approx(80.0)
+
+
+def test_a_device_too_slow_for_its_nodes_link_is_not_taken_for_the_link() -> None:
+    # Two devices that send 30 each fill a link of 60, and one of them alone does not.
+    nodes = ("n0", "n1", "n2")
+    rates = dict.fromkeys(nodes, 60.0)
+    network = TreeNetwork(homes=nodes * 2, racks=dict.fromkeys(nodes, "r"), up=rates, down=rates, sender=30.0)
+    links, tiers = measured(network)
+    assert tiers[0].uplinks == (60.0,) * 3
+    assert {link.bandwidth for ends, link in links.items() if ends[0] != ends[1]} == {30.0}
 
 
 def test_a_single_device_has_no_links() -> None:

@@ -68,3 +68,15 @@ def test_a_pair_that_had_a_bad_moment_changes_nothing(seed: int) -> None:
     flat = noisy(rng, np.full((8, 8), 5e7))
     flat[a, b] = flat[b, a] = 5e6
     assert len(find_racks(flat)) == 1
+
+
+@given(st.integers(0, 2**32))
+def test_a_node_that_few_uplinks_hold_back_is_put_where_none_does(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    rates, racks = racked(rng, [4, 4])
+    own = min(racks, key=min)
+    node, others = min(own), sorted(set(range(8)) - own)
+    rates[node, :] = rates[:, node] = 5e6
+    # Only two of the four paths to the other rack are crowded enough to be slower than the node itself.
+    rates[node, others[:2]] = rates[others[:2], node] = 2.5e6
+    assert found(rates) == racks
