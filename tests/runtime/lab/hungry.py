@@ -1,8 +1,9 @@
-"""A workload that needs more memory than the devices of a lab have."""
+"""Workloads for the lab: such as need more memory than its devices have, and one that keeps them busy."""
 
 import torch
 from torch import Tensor, nn
 
+from paceline.runtime.workloads.bytes_lm import BytesLM
 from tests.runtime.trainable import Regression
 
 
@@ -29,3 +30,11 @@ class Heavy(Regression):
 
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(6, self.width), nn.Tanh(), nn.Linear(self.width, 2))
+
+
+class Busy(BytesLM):
+    """So many samples per step that the time which no sample needs does not count."""
+
+    name = "busy"
+    doc = "A large batch."
+    variants = {"": {"width": 64, "layers": 2, "context": 32, "global_batch": 256, "learning_rate": 4e-3}}

@@ -102,7 +102,7 @@ def test_out_of_memory_is_labelled_and_the_next_trial_works(lab: EmbeddedRuntime
 
 def test_strategy_that_needs_too_much_memory_is_labelled_and_the_next_trial_works(tmp_path: Path) -> None:
     """Plain DDP fits; what local SGD and a sparsifying codec keep besides does not."""
-    path = write(tmp_path, PAIR.replace("512 MiB", "320 MiB").replace("400 Mbit/s", "1 Gbit/s").replace("200", "800"))
+    path = write(tmp_path, PAIR.replace("512 MiB", "400 MiB").replace("400 Mbit/s", "1 Gbit/s").replace("200", "800"))
     too_much = {"sync.mode": "local_sgd", "sync.period": 1, "compress.codec": "topk", "compress.ratio": 0.5}
     with EmbeddedRuntime(f"lab:{path}", workload_classes=("tests.runtime.lab.hungry:Heavy",)) as runtime:
         for settings, label in (({}, None), (too_much, "oom"), ({}, None)):

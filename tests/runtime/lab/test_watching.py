@@ -14,13 +14,14 @@ from tests.runtime.support import RunningTrial, assert_every_sample_once, result
 pytestmark = [needs_root, pytest.mark.slow]
 
 WINDOW = BalanceConfig().window_seconds
-WORKLOAD = "bytes-lm/tiny"
+WORKLOAD = "busy"
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRuntime]:
     """A runtime on a lab of two nodes."""
-    with EmbeddedRuntime(f"lab:{write(tmp_path_factory.mktemp('lab'), PAIR)}") as runtime:
+    path = write(tmp_path_factory.mktemp("lab"), PAIR)
+    with EmbeddedRuntime(f"lab:{path}", workload_classes=("tests.runtime.lab.hungry:Busy",)) as runtime:
         yield runtime
 
 
@@ -48,7 +49,7 @@ def test_shares_follow_a_device_once_each_way_and_no_sample_is_lost(lab: Embedde
             seconds += event.seconds
             (first, second) = (stop - start for start, stop in event.samples)
             plans[-1] = (plans[-1][0], (first, second))
-    assert_every_sample_once(events, global_batch=16, steps=result_of(events).steps)
+    assert_every_sample_once(events, global_batch=256, steps=result_of(events).steps)
     before_change = [shares for when, shares in plans if when < slow]
     (slowed,) = [shares for when, shares in plans if slow <= when < fast]
     (restored,) = [shares for when, shares in plans if when >= fast]
@@ -85,4 +86,4 @@ def test_a_link_that_got_slower_is_seen_in_the_profile(lab: EmbeddedRuntime) -> 
     (found,) = lab.describe_cluster().tiers
     # Whatever crosses between the two nodes passes this link.
     assert tier.uplinks == pytest.approx((25e6, 25e6), rel=0.2)
-    assert found.uplinks == pytest.approx((2.5e6, 2.5e6), rel=0.2)
+    assert found.uplinks == pytest.approx((2.5e6, 2.5e6), rel=0.5)
