@@ -52,7 +52,7 @@ def test_demo_takes_local_workers_where_no_lab_can_be_built(monkeypatch: pytest.
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     cluster, why = choose_cluster()
     assert cluster == "local:4"
-    assert "Linux wants root" in why
+    assert "takes root on Linux" in why
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may make network namespaces and cgroups")
