@@ -112,6 +112,7 @@ def test_a_trial_shows_its_knobs_steps_snapshot_and_result(tracking: TrackingSto
         "evaluations": "5",
         "snapshot_every": "0",
         "on_worker_lost": "replace",
+        "timeline": "()",
     }
     tags = {"paceline.kind": "trial", "mlflow.parentRunId": session.run_id, "paceline.workload": "bytes-lm/tiny",
             "paceline.cluster": "local:1", "paceline.knob_version": "abc123"}  # fmt: skip
