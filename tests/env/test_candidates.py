@@ -85,14 +85,6 @@ def test_batch_shares_follow_speed(space: KnobSpace, workload: WorkloadProfile, 
     assert not any("mapping.batch_share" in change for change in alike)
 
 
-def test_shares_that_leave_a_rank_without_samples_spoil_no_others(
-    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
-) -> None:
-    found = changes(space, workload, cluster_of("a", "a", flops=(1e9, 1e12)))
-    assert found[1:4] == [{"compress.codec": codec} for codec in ("bf16", "fp16", "topk")]
-    assert not any("mapping.batch_share" in change for change in found)
-
-
 def test_groups_of_devices_are_brought_together(
     space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf
 ) -> None:
