@@ -71,6 +71,8 @@ class Generations:
         self.fleet = fleet
         self._snapshot_url = snapshot_url
         self._number = 0
+        # Members of the plan that made the newest group; whoever sat out since then may know an older one.
+        self._grouped: tuple[Worker, ...] = ()
         # The server hosts the rendezvous store, so that it outlives every worker.
         self._store = dist.TCPStore(fleet.launcher.host, 0, is_master=True, wait_for_workers=False)
 
@@ -78,8 +80,11 @@ class Generations:
         """A plan of the next number with nothing but members and store."""
         self._number += 1
         members = [control_pb2.Member(device=worker.device, incarnation=worker.incarnation) for worker in workers]
+        keeps_group = self._grouped == tuple(workers)
+        self._grouped = tuple(workers)
         return control_pb2.Plan(
             generation=self._number,
+            keeps_group=keeps_group,
             members=members,
             store_host=self.fleet.launcher.host,
             store_port=self._store.port,
@@ -166,6 +171,7 @@ class Generations:
 
     async def abort(self, workers: Sequence[Worker]) -> dict[Worker, Standing]:
         """Make all survivors leave their groups; what each of them holds. Those that do not answer are killed."""
+        self._grouped = ()
 
         async def leave(worker: Worker) -> control_pb2.WorkerMessage.Stopped | None:
             try:

@@ -16,29 +16,25 @@ BUILD_TIMEOUT = timedelta(seconds=8)
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 """How long a collective waits. A dead peer is noticed at once by its closed connection, not by this."""
 
-Members = tuple[tuple[int, int], ...]
-
 
 class Groups:
     """Owns the default process group of the worker process."""
 
     def __init__(self, device: int, incarnation: int) -> None:
         self._me = (device, incarnation)
-        self._members: Members = ()
         self._connections: set[tuple[int, int]] = set()
         self._severed = False
 
     def rank_in(self, plan: control_pb2.Plan) -> int:
         """This worker's rank in the plan."""
-        return _members(plan).index(self._me)
-
-    def kept_by(self, plan: control_pb2.Plan) -> bool:
-        """Whether the present group serves the plan: same members in the same order."""
-        return dist.is_initialized() and self._members == _members(plan)
+        return [(member.device, member.incarnation) for member in plan.members].index(self._me)
 
     def enter(self, plan: control_pb2.Plan) -> dist.ProcessGroup:
-        """The group of the plan. The caller has let go of the previous one."""
-        if not self.kept_by(plan):
+        """The group of the plan. The caller has let go of the previous one.
+
+        Whether that one is kept is the server's to say: a rank cannot know whether its peers have left it meanwhile.
+        """
+        if not plan.keeps_group:
             self._destroy()
             before = _open_sockets()
             store = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
@@ -57,7 +53,6 @@ class Groups:
             )
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
             self._wait_on(_open_sockets() - before - rendezvous)
-            self._members = _members(plan)
         return self.current()
 
     def current(self) -> dist.ProcessGroup:
@@ -97,7 +92,6 @@ class Groups:
 
     def _destroy(self) -> None:
         self._connections = set()
-        self._members = ()
         if dist.is_initialized():
             dist.destroy_process_group()
         # A failed step leaves cycles behind that keep the group, and so its threads, alive.
@@ -113,7 +107,3 @@ def _open_sockets() -> set[tuple[int, int]]:
             if stat.S_ISSOCK(status.st_mode):
                 found.add((int(name), status.st_ino))
     return found
-
-
-def _members(plan: control_pb2.Plan) -> Members:
-    return tuple((member.device, member.incarnation) for member in plan.members)

@@ -126,7 +126,7 @@ class Executor:
 
     def _build(self, plan: control_pb2.Plan) -> None:
         rank = self._groups.rank_in(plan)
-        if self._session is not None and not self._groups.kept_by(plan):
+        if self._session is not None and not plan.keeps_group:
             self._session.suspend()
         if plan.members[rank].needs_state:
             self._begin_trial(plan, rank)

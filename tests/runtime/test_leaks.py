@@ -22,6 +22,13 @@ def workers() -> set[int]:
     return {child.pid for child in children if child.ppid() != psutil.Process().pid}
 
 
+def test_ranks_that_sat_out_a_smaller_trial_come_back(embedded: EmbeddedRuntime) -> None:
+    """The others have left the group that these still know."""
+    for world_size in (4, 2, 4, 3, 2, 4):
+        result = result_of(list(embedded.run_trial(spec_for(embedded, {}, steps=3, world_size=world_size))))
+        assert result.failure is None, result.message
+
+
 @pytest.mark.parametrize("settings", [{"sync.mode": "allreduce"}, {"sync.mode": "local_sgd", "sync.period": 2}])
 def test_workers_keep_one_process_group(
     embedded: EmbeddedRuntime, inject: Callable[..., None], settings: dict[str, KnobValue]

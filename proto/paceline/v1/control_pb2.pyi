@@ -209,6 +209,7 @@ class Plan(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     SNAPSHOT_URL_FIELD_NUMBER: _builtins.int
     LEVELS_FIELD_NUMBER: _builtins.int
+    KEEPS_GROUP_FIELD_NUMBER: _builtins.int
     generation: _builtins.int
     trial_id: _builtins.str
     workload: _builtins.str
@@ -220,6 +221,8 @@ class Plan(_message.Message):
     """Live peer that state comes from."""
     snapshot_url: _builtins.str
     """fsspec URL of the store of snapshots."""
+    keeps_group: _builtins.bool
+    """All members still have the group of the plan before, and go on with it."""
     @_builtins.property
     def strategy(self) -> _types_pb2.Strategy: ...
     @_builtins.property
@@ -254,10 +257,11 @@ class Plan(_message.Message):
         snapshot: _types_pb2.Snapshot | None = ...,
         snapshot_url: _builtins.str = ...,
         levels: _abc.Iterable[Global___Level] | None = ...,
+        keeps_group: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "snapshot", b"snapshot", "source_rank", b"source_rank", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "generation", b"generation", "levels", b"levels", "members", b"members", "seed", b"seed", "shares", b"shares", "snapshot", b"snapshot", "snapshot_url", b"snapshot_url", "source_rank", b"source_rank", "store_host", b"store_host", "store_port", b"store_port", "strategy", b"strategy", "trial_id", b"trial_id", "workload", b"workload"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot", "_source_rank", b"_source_rank", "generation", b"generation", "keeps_group", b"keeps_group", "levels", b"levels", "members", b"members", "seed", b"seed", "shares", b"shares", "snapshot", b"snapshot", "snapshot_url", b"snapshot_url", "source_rank", b"source_rank", "store_host", b"store_host", "store_port", b"store_port", "strategy", b"strategy", "trial_id", b"trial_id", "workload", b"workload"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__snapshot: _TypeAlias = _typing.Literal["snapshot"]  # noqa: Y015
     _WhichOneofArgType__snapshot: _TypeAlias = _typing.Literal["_snapshot", b"_snapshot"]  # noqa: Y015
