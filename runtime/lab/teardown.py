@@ -2,8 +2,8 @@
 
 import contextlib
 import os
+import select
 import signal
-import time
 from collections.abc import Callable
 
 from pyroute2 import IPRoute, netns
@@ -14,7 +14,6 @@ from paceline.runtime.lab.cgroup import Cgroups
 from paceline.runtime.lab.owner import owner_of
 
 KILL_SECONDS = 5.0
-POLL_SECONDS = 0.01
 
 
 def remove_labs(cgroups: Cgroups, whose: Callable[[str], bool]) -> None:
@@ -38,11 +37,21 @@ def remove_labs(cgroups: Cgroups, whose: Callable[[str], bool]) -> None:
 
 
 def _kill(cgroups: Cgroups, owner: str) -> None:
-    deadline = time.monotonic() + KILL_SECONDS
+    # Again, as one that was being killed may have forked.
     while pids := cgroups.processes(owner):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise WorkerFailure(f"processes {sorted(pids)} of a lab do not die within {KILL_SECONDS:g} s")
-        time.sleep(POLL_SECONDS)
+                _kill_and_wait(pid)
+
+
+def _kill_and_wait(pid: int) -> None:
+    # Waiting for the process itself would take its exit status away from whoever started it.
+    descriptor = os.pidfd_open(pid)
+    try:
+        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        end = select.poll()
+        end.register(descriptor, select.POLLIN)
+        if not end.poll(1000 * KILL_SECONDS):
+            raise WorkerFailure(f"process {pid} of a lab does not die within {KILL_SECONDS:g} s")
+    finally:
+        os.close(descriptor)
