@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from paceline.runtime.domain.cluster import OUTERMOST, Cluster
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.errors import InvalidRequest
 
 

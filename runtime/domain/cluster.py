@@ -70,10 +70,6 @@ class Link:
             raise InvalidRequest(f"link {self.source}->{self.target}: latency must be finite, not negative")
 
 
-OUTERMOST = "cluster"
-"""Name of the traffic between devices that no group holds together."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Tier:
     """A level of the network: groups of devices, each with its own way out to the other groups."""
@@ -127,10 +123,3 @@ class Cluster:
     def size(self) -> int:
         """Number of devices: the largest world size."""
         return len(self.devices)
-
-    def tier_between(self, device: int, other: int) -> str:
-        """Name of the traffic between two devices: the innermost tier that holds both in one group."""
-        for tier in self.tiers:
-            if tier.group_of(device) == tier.group_of(other):
-                return tier.name
-        return OUTERMOST

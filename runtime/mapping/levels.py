@@ -4,9 +4,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from paceline.runtime.domain.cluster import OUTERMOST, Cluster
+from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import parse_integers
 from paceline.runtime.errors import InvalidRequest
+
+OUTERMOST = "cluster"
+"""Name of the traffic between ranks that no group holds together."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,17 +19,20 @@ class LinkUse:
     def __init__(self, tiers: Sequence[Tier] = ()) -> None:
         self._tiers = tiers
         self._bytes = [[0] * len(tier.groups) for tier in tiers]
+        self._group_of = [
+            {device: group for group, held in enumerate(tier.groups) for device in held} for tier in tiers
+        ]
         self._seconds = 0.0
 
     def add(self, devices: Sequence[int], reports: Sequence[StepReport]) -> None:
         """Take a step: the device of each rank, and what each rank reported."""
         self._seconds += statistics.fmean(report.seconds for report in reports)
         inside: set[str] = set()
-        for tier, counts in zip(self._tiers, self._bytes, strict=True):
+        for tier, group_of, counts in zip(self._tiers, self._group_of, self._bytes, strict=True):
             inside.add(tier.name)
             for device, report in zip(devices, reports, strict=True):
                 leaving = sum(count for name, count in report.wire_bytes.items() if name not in inside)
-                counts[tier.group_of(device)] += leaving
+                counts[group_of[device]] += leaving
 
     @property
     def utilisation(self) -> dict[str, float]:

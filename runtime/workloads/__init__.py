@@ -30,7 +30,10 @@ def create(reference: str) -> Workload:
 
 
 def register_class(path: str) -> None:
-    """Register the operator's `module:Class`. Raises InvalidRequest when it is no Workload or its name is taken."""
+    """Register the operator's `module:Class`.
+
+    Raises InvalidRequest when it is no Workload, has no variant, or its name is taken.
+    """
     module_name, _, class_name = path.partition(":")
     try:
         plugin = getattr(importlib.import_module(module_name), class_name)
@@ -38,6 +41,10 @@ def register_class(path: str) -> None:
         raise InvalidRequest(f"workload {path!r} cannot be imported ({error}); write it module:Class") from error
     if not (isinstance(plugin, type) and issubclass(plugin, Workload)):
         raise InvalidRequest(f"workload {path!r} is not a subclass of paceline.runtime.workloads.base.Workload")
+    if not plugin.variants:
+        raise InvalidRequest(
+            f'workload {path!r} needs at least one variant; leave `variants` out, or write {{"": {{}}}}'
+        )
     try:
         WORKLOADS.register(plugin)
     except ValueError as taken:

@@ -6,9 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 import torch.distributed as dist
 
+from paceline.proto.paceline.v1 import runtime_pb2_grpc
 from paceline.runtime.api import RuntimeAPI
 from paceline.runtime.client import RuntimeClient
 from paceline.runtime.domain.events import TrialEvent
@@ -103,3 +105,16 @@ def on_event(
         monkeypatch.setattr(EventLog, "append", noticed)
 
     return arrange
+
+
+@pytest.fixture
+def channel(address: str) -> Iterator[grpc.Channel]:
+    """A bare connection to the runtime."""
+    with grpc.insecure_channel(address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.Channel) -> runtime_pb2_grpc.RuntimeStub:
+    """Calls as a client in any language makes them."""
+    return runtime_pb2_grpc.RuntimeStub(channel)

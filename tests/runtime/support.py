@@ -1,11 +1,17 @@
 """What several runtime tests need."""
 
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
+import grpc
+import pytest
 from torch import Tensor
 
+from paceline.proto.paceline.v1 import runtime_pb2, runtime_pb2_grpc, types_pb2
 from paceline.runtime.api import RuntimeAPI
+from paceline.runtime.convert import to_message
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import (
     Evaluated,
@@ -25,6 +31,8 @@ from paceline.runtime.server.trial_runner import TrialRunner
 Settings = Mapping[str, KnobValue]
 OnEvent = Callable[[Callable[[TrialRunner, TrialEvent], None]], None]
 
+FOREVER = 10**9
+"""Steps that no trial of a test reaches."""
 DEADLINE_SECONDS = 60.0
 """Nothing that a test waits for takes so long unless it hangs."""
 
@@ -171,3 +179,27 @@ def assert_every_sample_once(events: Sequence[TrialEvent], *, global_batch: int,
             assert stop > start
             position = stop
         assert position == step.step * global_batch
+
+
+def endless(runtime: RuntimeAPI, **fields: object) -> TrialSpec:
+    """A trial that runs until somebody ends it."""
+    return spec_for(runtime, {}, steps=FOREVER, snapshot_every=0, **fields)
+
+
+def request_for(spec: TrialSpec, **fields: object) -> runtime_pb2.RunTrialRequest:
+    """The bare request that asks for a trial."""
+    values = {"request_id": uuid.uuid4().hex, **fields}
+    return runtime_pb2.RunTrialRequest(spec=to_message(spec, types_pb2.TrialSpec), **values)
+
+
+def events_of(stub: runtime_pb2_grpc.RuntimeStub, request: runtime_pb2.RunTrialRequest) -> list[Any]:
+    """The whole stream, within the deadline."""
+    return list(stub.RunTrial(request, timeout=DEADLINE_SECONDS))
+
+
+def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
+    """The status that a call is answered with."""
+    with pytest.raises(grpc.RpcError) as refused:
+        call()
+    error: Any = refused.value
+    return error.code(), error.details()

@@ -191,6 +191,10 @@ class Line(Workload):
 class Digits(Line):
     name = "digits-cnn"
 
+class Nothing(Line):
+    name = "nothing"
+    variants = {}
+
 NotOne = int
 """
 
@@ -221,6 +225,7 @@ def test_an_operator_registers_a_class(operators_module: str) -> None:
         ("", "cannot be imported"),
         ("broken_file:Line", r"cannot be imported \(division by zero\)"),
         ("operators_file:NotOne", "is not a subclass of paceline.runtime.workloads.base.Workload"),
+        ("operators_file:Nothing", "needs at least one variant; leave `variants` out"),
         ("operators_file:Digits", "'digits-cnn' is already registered by .*; give it another name"),
     ],
 )

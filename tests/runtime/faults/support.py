@@ -1,0 +1,36 @@
+"""The trial that faults happen to."""
+
+from collections.abc import Callable
+
+from paceline.runtime.domain.trial import TrialSpec
+from paceline.runtime.embedded import EmbeddedRuntime
+from paceline.runtime.sync import SYNC_MODES
+from tests.runtime.support import (
+    Settings,
+    spec_for,
+)
+
+Inject = Callable[..., None]
+Weights = Callable[[str], list[str]]
+
+STEPS = 7
+MODES = SYNC_MODES.names()
+PHASES = ("forward", "backward", "optimizer")
+EXACT = [mode for mode in MODES if SYNC_MODES.get(mode).replicas_equal]
+
+
+def settings_of(embedded: EmbeddedRuntime, mode: str) -> Settings:
+    """A mode with a sync point after steps 3 and 6, where it has such a thing."""
+    users = embedded.describe_knobs()["sync.period"].requires
+    assert users is not None
+    return {"sync.mode": mode} | ({"sync.period": 3} if mode in users.values else {})
+
+
+def spec_of(embedded: EmbeddedRuntime, mode: str, **fields: object) -> TrialSpec:
+    """Seven steps of plain SGD, with evaluations after steps 4 and 7."""
+    fields = {"workload": "regression/sgd", "evaluations": 2, **fields}
+    return spec_for(embedded, settings_of(embedded, mode), steps=STEPS, **fields)
+
+
+def workers_started(embedded: EmbeddedRuntime) -> int:
+    return embedded._runtime._fleet._incarnations
