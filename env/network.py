@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.errors import InvalidRequest
+from paceline.runtime.mapping.levels import OUTERMOST
 
 
 class LevelCost(NamedTuple):
