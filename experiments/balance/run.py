@@ -120,7 +120,8 @@ def main() -> None:
     text += table(["batch share", "samples", "load-balance error", "s per step", "ideal s", "ratio"], rows)
     text += (
         f"\nOne trial of {DRIFT_SECONDS:g} s in which device 0 runs at half its speed from {DRIFT_SECONDS / 3:g} s to "
-        f"{DRIFT_SECONDS * 2 / 3:g} s; shares are planned anew within {BalanceConfig().window_seconds:g} s.\n\n"
+        f"{DRIFT_SECONDS * 2 / 3:g} s; shares are planned anew within {BalanceConfig().window_seconds:g} s, but not "
+        f"within less than {BalanceConfig().window_steps} steps.\n\n"
     )
     text += table(
         ["generation at, s", "samples", "last step, s", "standstill, s"],
