@@ -10,9 +10,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from paceline.env.network import Network, Route
-from paceline.runtime.compress.base import CODECS
+from paceline.runtime.compress.base import CODECS, BlockCodec
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.workload import WorkloadProfile
@@ -199,17 +200,19 @@ def _message(workload: WorkloadProfile, strategy: Strategy) -> _Message:
     plugin = CODECS.get(name if name in CODECS.names() else "none")
     codec = plugin(config_from(plugin.Config, strategy))
     elements, larger = divmod(workload.parameters, buckets)
-    payload = larger * codec.payload_bytes(elements + 1) + (buckets - larger) * codec.payload_bytes(elements)
+    payload = larger * codec.bucket_bytes([torch.Size([elements + 1])])
+    payload += (buckets - larger) * codec.bucket_bytes([torch.Size([elements])])
     residual = workload.gradient_bytes * codec.error_feedback
     passes, loss = CAST_PASSES * codec.lossy, CAST_LOSS * codec.lossy
-    if not codec.linear:
+    linear = not isinstance(codec, BlockCodec) or codec.linear
+    if not linear:
         # An element is sent as its value and its index.
         sent = min(1.0, payload / (2 * workload.gradient_bytes))
         passes, loss = SELECT_PASSES, -math.log10(sent) * (1.0 if codec.error_feedback else NO_FEEDBACK_LOSS)
     return _Message(
         buckets=buckets,
         payload=payload,
-        linear=codec.linear,
+        linear=linear,
         traffic=FEEDBACK_PASSES * residual + passes * workload.gradient_bytes,
         residual=residual,
         information_loss=loss,

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from paceline.runtime.domain.domains import Categorical, Domain, KnobValue, ValueRefused
-from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement
+from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement, Rule
 from paceline.runtime.errors import IllegalStrategy
 from paceline.runtime.registry import Registry
 
@@ -108,6 +108,11 @@ def plugin_knobs(registry: Registry[Any], *, selector: str) -> list[Knob]:
     ]
 
 
+def plugin_rules(registry: Registry[Any]) -> tuple[Rule, ...]:
+    """The rules that the plug-ins of a kind declare."""
+    return tuple(dict.fromkeys(rule for name in registry.names() for rule in registry.get(name).rules))
+
+
 @cache
 def knob_space() -> KnobSpace:
     """The knob space of this process: derived once from the registries."""
@@ -115,4 +120,5 @@ def knob_space() -> KnobSpace:
     from paceline.runtime import compress, mapping, precision, sync
 
     knobs = [*sync.knobs(), *compress.knobs(), *mapping.knobs(), *precision.knobs()]
-    return KnobSpace(knobs=tuple(sorted(knobs, key=lambda knob: knob.name)))
+    rules = (*sync.rules(), *compress.rules(), *precision.rules())
+    return KnobSpace(knobs=tuple(sorted(knobs, key=lambda knob: knob.name)), rules=rules)

@@ -130,8 +130,11 @@ class Session:
         scale = membership.shares[membership.rank] * membership.world_size / sum(membership.shares)
         replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
-            averager.carry(self._mode.averager.residuals())
-            self._mode.averager.release()
+            replaced = self._mode.averager
+            averager.carry(replaced.residuals())
+            if replaced.codec_name == averager.codec_name:
+                averager.load_codec_state(*replaced.codec_state())
+            replaced.release()
             self._mode.averager, self._mode.replica = averager, replica
             return
         self.suspend()
@@ -143,6 +146,8 @@ class Session:
         if before is not None and same_mode:
             mode.load_state(before.parts["sync"], before.numbers["sync"])
             averager.carry(before.parts["residuals"])
+        if before is not None and before.numbers["codec"] == averager.codec_name:
+            averager.load_codec_state(before.parts["codec"], before.numbers["codec_steps"])
         self._membership = membership
         mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
@@ -260,18 +265,22 @@ class Session:
         """This rank's state, sharing memory with the live tensors."""
         tensors, rest = optimizer_state(self.optimizer)
         sync_tensors, sync_numbers = self.mode.state()
+        codec_tensors, codec_steps = self.mode.averager.codec_state()
         return ReplicaState(
             parts={
                 "model": model_tensors(self.model),
                 "optimizer": tensors,
                 "sync": sync_tensors,
                 "residuals": self.mode.averager.residuals(),
+                "codec": codec_tensors,
                 "rng": {"torch": torch.get_rng_state()},
             },
             numbers={
                 "optimizer": rest,
                 "sync": sync_numbers,
                 "sync.mode": self.mode.name,
+                "codec": self.mode.averager.codec_name,
+                "codec_steps": codec_steps,
                 "replicas_equal": self.mode.replicas_equal,
                 "steps_done": self.steps_done,
                 "cursor": self.cursor,

@@ -1,8 +1,8 @@
 """Gradient codecs: what travels instead of fp32 gradients. One file per codec."""
 
 from paceline.runtime.compress.base import CODECS
-from paceline.runtime.domain.knobs import Knob
-from paceline.runtime.knobs import plugin_knobs, selector_knob
+from paceline.runtime.domain.knobs import Knob, Rule
+from paceline.runtime.knobs import plugin_knobs, plugin_rules, selector_knob
 
 CODECS.load()
 
@@ -18,4 +18,9 @@ def knobs() -> list[Knob]:
     return [selector, *plugin_knobs(CODECS, selector=selector.name)]
 
 
-__all__ = ["CODECS", "knobs"]
+def rules() -> tuple[Rule, ...]:
+    """What the codecs do not go together with."""
+    return plugin_rules(CODECS)
+
+
+__all__ = ["CODECS", "knobs", "rules"]

@@ -1,25 +1,31 @@
 """What a codec is."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Generator, Iterable
+from typing import ClassVar, NamedTuple
 
+import torch
 from torch import Tensor
 
+from paceline.runtime.domain.knobs import Rule
 from paceline.runtime.knobs import KnobConfig, NoKnobs
 from paceline.runtime.registry import Registry
 
 Payload = tuple[Tensor, ...]
 
+Layout = tuple[tuple[str, torch.Size], ...]
+"""Name and shape of each parameter in a bucket, in order."""
+
 
 class Codec(ABC):
-    """Turns a flat fp32 bucket into what travels, and back. Stateless: residuals belong to the `BucketAverager`."""
+    """Decides what travels instead of a flat fp32 bucket."""
 
     name: ClassVar[str]
     Config: ClassVar[type[KnobConfig]] = NoKnobs
-    linear: ClassVar[bool]
-    """Whether payloads of the ranks may be summed on the wire (all-reduce); if not, all are gathered."""
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What it does not go together with."""
     lossy: ClassVar[bool]
-    """Whether decode(encode(x)) differs from x, so that error feedback can help."""
+    """Whether what arrives differs from what was to be sent, so that error feedback can help."""
 
     def __init__(self, config: KnobConfig) -> None:
         """Configs are validated dataclasses; codecs with knobs narrow the type."""
@@ -27,6 +33,23 @@ class Codec(ABC):
     @property
     def error_feedback(self) -> bool:
         """Whether what encoding dropped is added to the next bucket (Karimireddy et al., arXiv:1901.09847)."""
+        return False
+
+    @abstractmethod
+    def bucket_bytes(self, shapes: Iterable[torch.Size]) -> int:
+        """Bytes of what a rank sends of a bucket of parameters of these shapes, once."""
+
+
+class BlockCodec(Codec):
+    """Encodes any stretch of elements by itself. Stateless: residuals belong to the `BucketAverager`."""
+
+    linear: ClassVar[bool]
+    """Whether payloads of the ranks may be summed on the wire (all-reduce); if not, they must be decoded first."""
+
+    @property
+    def sums_at_owners(self) -> bool:
+        """How a flat exchange adds up. True: each rank decodes and sums its part of the bucket in fp32 and sends the
+        sum, encoded again, to all. False: all payloads reach every rank, summed on the wire if they are `linear`."""
         return False
 
     @abstractmethod
@@ -39,7 +62,75 @@ class Codec(ABC):
 
     @abstractmethod
     def payload_bytes(self, elements: int) -> int:
-        """Bytes of the payload of a bucket of so many elements: the formula the wire is checked against."""
+        """Bytes of the payload of so many elements: the formula the wire is checked against."""
+
+    def bucket_bytes(self, shapes: Iterable[torch.Size]) -> int:
+        """As `payload_bytes`; shapes do not matter."""
+        return self.payload_bytes(sum(shape.numel() for shape in shapes))
+
+
+class Joint(NamedTuple):
+    """What became of a bucket that was encoded jointly; flat fp32 tensors of its length."""
+
+    total: Tensor
+    """The decoded sum over all ranks."""
+    share: Tensor
+    """What of this rank's bucket is in the sum; the rest was left unsent."""
+
+
+class JointCodec(Codec):
+    """Encodes a bucket in agreement with the other ranks, so that what they send can be added up on the wire.
+
+    What it learns during a step counts only once that step is complete. It is then the same on all ranks.
+    """
+
+    def __init__(self, config: KnobConfig) -> None:
+        super().__init__(config)
+        self.steps = 0
+        """Complete steps with an exchange."""
+        self._memory: dict[str, Tensor] = {}
+        self._staged: dict[str, Tensor] = {}
+        self._exchanged = False
+
+    @abstractmethod
+    def converse(self, bucket: Tensor, layout: Layout, world_size: int) -> Generator[Tensor, Tensor, Joint]:
+        """Yield each fp32 tensor that is to be summed over all ranks, and get the sum back; return the outcome.
+
+        Both belong to whoever gets them. Must not change `bucket`.
+        """
+
+    def recall(self, name: str) -> Tensor | None:
+        """What the last complete step remembered under a name."""
+        return self._memory.get(name)
+
+    def remember(self, name: str, value: Tensor) -> None:
+        """Keep a tensor, equal on all ranks, for the steps after this one."""
+        self._staged[name] = value
+
+    def begin_step(self) -> None:
+        """Forget whatever an unfinished step wanted to remember."""
+        self._staged.clear()
+        self._exchanged = False
+
+    def note_exchange(self) -> None:
+        """A bucket is exchanged in this step."""
+        self._exchanged = True
+
+    def commit_step(self) -> None:
+        """The step is complete."""
+        self._memory.update(self._staged)
+        self._staged.clear()
+        self.steps += self._exchanged
+        self._exchanged = False
+
+    def state(self) -> tuple[dict[str, Tensor], int]:
+        """What it remembers, and `steps`."""
+        return self._memory, self.steps
+
+    def load_state(self, memory: dict[str, Tensor], steps: int) -> None:
+        """Take over what `state` returned on any rank."""
+        self._memory = {name: value.clone() for name, value in memory.items()}
+        self.steps = steps
 
 
 CODECS: Registry[type[Codec]] = Registry(

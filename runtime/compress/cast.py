@@ -5,10 +5,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from paceline.runtime.compress.base import Codec, Payload
+from paceline.runtime.compress.base import BlockCodec, Payload
 
 
-class CastCodec(Codec):
+class CastCodec(BlockCodec):
     """Sends every element in `dtype`. One tensor, which the ranks may sum by all-reduce.
 
     The same as PyTorch's `fp16_compress_hook` and `bf16_compress_hook`

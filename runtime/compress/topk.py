@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.runtime.compress.base import CODECS, Codec, Payload
+from paceline.runtime.compress.base import CODECS, BlockCodec, Payload
 from paceline.runtime.domain.domains import Boolean, Number
 from paceline.runtime.knobs import KnobConfig, knob
 
@@ -22,7 +22,7 @@ class TopKConfig(KnobConfig):
 
 
 @CODECS.register
-class TopK(Codec):
+class TopK(BlockCodec):
     """Sends the k elements of largest magnitude of a bucket as values and indices.
 
     Lin et al., "Deep Gradient Compression" (arXiv:1712.01887), without its momentum correction and warm-up. A

@@ -1,8 +1,9 @@
 """Knobs and the knob space: what may be set, and which settings go together.
 
 A knob that belongs to some plug-ins of a kind (for example `sync.period`, declared by `local_sgd` alone) may leave
-its default only while the kind's selector knob names one of them. That one declaration serves the command line's
-message, the INVALID_ARGUMENT status, the environment's action mask and the simulator.
+its default only while the kind's selector knob names one of them. Plug-ins that do not go together with other settings
+declare rules. These declarations serve the command line's message, the INVALID_ARGUMENT status, the environment's
+action mask and the simulator.
 """
 
 import hashlib
@@ -27,6 +28,26 @@ class Requirement:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rule:
+    """While one knob has certain values, another may only have certain values."""
+
+    knob: str
+    """Name of the knob that restricts, e.g. `compress.codec`."""
+    values: tuple[str, ...]
+    """Its values that do."""
+    other: str
+    """Name of the knob that is restricted, e.g. `compress.tier`."""
+    allowed: tuple[str, ...]
+    """Values that the other may have then; at least one."""
+    because: str
+    """The reason, as the rest of a sentence that begins with "because"."""
+
+    def permits(self, values: Mapping[str, KnobValue]) -> bool:
+        """Whether the rule lets these values of all knobs stand."""
+        return values[self.knob] not in self.values or values[self.other] in self.allowed
+
+
+@dataclass(frozen=True, kw_only=True)
 class Knob:
     """One setting with a name, a domain and a default."""
 
@@ -48,6 +69,8 @@ class KnobSpace:
 
     knobs: tuple[Knob, ...]
     """Sorted by name."""
+    rules: tuple[Rule, ...] = ()
+    """Which values do not go together."""
 
     @cached_property
     def version(self) -> str:
@@ -56,7 +79,8 @@ class KnobSpace:
             {**asdict(knob), "doc": None, "domain": [type(knob.domain).__name__, asdict(knob.domain)]}
             for knob in self.knobs
         ]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+        rules = [{**asdict(rule), "because": None} for rule in self.rules]
+        return hashlib.sha256(json.dumps([content, rules], sort_keys=True).encode()).hexdigest()[:12]
 
     def __getitem__(self, name: str) -> Knob:
         for knob in self.knobs:
@@ -104,6 +128,12 @@ class KnobSpace:
         for knob in self.knobs:
             if values[knob.name] != knob.default:
                 self._check_in_use(knob, values)
+        for rule in self.rules:
+            if not rule.permits(values):
+                raise IllegalStrategy(
+                    f"{rule.other}={values[rule.other]} does not go with {rule.knob}={values[rule.knob]}, because "
+                    f"{rule.because}; set {rule.other}={rule.allowed[0]}"
+                )
         return Strategy.of(values)
 
     def is_legal(self, settings: Mapping[str, KnobValue], *, world_size: int | None = None) -> bool:

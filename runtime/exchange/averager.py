@@ -12,15 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from paceline.runtime.compress.base import JointCodec, Layout
 from paceline.runtime.exchange.base import Exchange
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.exchange.ring import all_reduce_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-Layout = tuple[tuple[str, int], ...]
-"""Name and element count of each parameter in a bucket, in order."""
 
 
 class BucketAverager:
@@ -57,7 +55,8 @@ class BucketAverager:
     @property
     def needs_layout(self) -> bool:
         """Whether `start` looks at the layout: there are residuals to add or to keep."""
-        return self._exchange.codec.error_feedback or bool(self._carried) or bool(self._residuals)
+        exchange = self._exchange
+        return exchange.needs_layout or exchange.codec.error_feedback or bool(self._carried) or bool(self._residuals)
 
     def start(self, bucket: Tensor, layout: Layout) -> torch.futures.Future[Tensor]:
         """Average a flat fp32 bucket that the caller gives up; the future holds the mean, of the same shape."""
@@ -80,7 +79,7 @@ class BucketAverager:
             meter.intervals.append((began, time.perf_counter()))
             return mean
 
-        return self._exchange.start(bucket, unsent, meter).then(finish)
+        return self._exchange.start(bucket, layout, unsent, meter).then(finish)
 
     def count_broadcast(self, size: int) -> None:
         """Count a broadcast of so many bytes by rank 0, which is done elsewhere."""
@@ -99,7 +98,8 @@ class BucketAverager:
             bucket.add_(residual)
         elif self._carried:
             offset = 0
-            for name, count in layout:
+            for name, shape in layout:
+                count = shape.numel()
                 if name in self._carried:
                     bucket[offset : offset + count] += self._carried[name].view(-1)
                     self._carried_used.add(name)
@@ -111,6 +111,8 @@ class BucketAverager:
         self.measure_norms = measure_norms
         self._staged.clear()
         self._carried_used.clear()
+        if self._joint is not None:
+            self._joint.begin_step()
 
     def commit_step(self) -> None:
         """The step is complete: what it left unsent is added to the next one."""
@@ -121,12 +123,33 @@ class BucketAverager:
         for name in self._carried_used:
             del self._carried[name]
         self._carried_used.clear()
+        if self._joint is not None:
+            self._joint.commit_step()
+
+    @property
+    def _joint(self) -> JointCodec | None:
+        codec = self._exchange.codec
+        return codec if isinstance(codec, JointCodec) else None
+
+    def codec_state(self) -> tuple[dict[str, Tensor], int]:
+        """What the codec remembers from step to step, equal on all ranks, and over how many steps."""
+        return self._joint.state() if self._joint is not None else ({}, 0)
+
+    def load_codec_state(self, memory: "Mapping[str, Tensor]", steps: int) -> None:
+        """Take over what `codec_state` of an averager with the same codec returned."""
+        if self._joint is not None:
+            self._joint.load_state(dict(memory), steps)
+
+    @property
+    def codec_name(self) -> str:
+        """The codec's registered name."""
+        return self._exchange.codec.name
 
     def residuals(self) -> dict[str, Tensor]:
         """What has not been sent yet, by parameter name, flat; independent of the bucket layout."""
         found = dict(self._carried)
         for layout, residual in self._residuals.items():
-            pieces = residual.split([count for _, count in layout])
+            pieces = residual.split([shape.numel() for _, shape in layout])
             found.update({name: piece for (name, _), piece in zip(layout, pieces, strict=True)})
         return found
 

@@ -7,9 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.compress.base import Codec
+from paceline.runtime.compress.base import Codec, Layout
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.mapping.levels import Level, traffic_between
+
+RELEASE_SECONDS = 10.0
+"""How long the threads of an exchange may take to end; longer only if a peer is frozen and nobody has cut the
+connections."""
 
 
 class Exchange(ABC):
@@ -18,6 +22,7 @@ class Exchange(ABC):
     def __init__(self, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]) -> None:
         """`tiers` are the tiers of the network, the innermost first: they name the bytes that are counted."""
         self.codec = codec
+        self.tiers = tiers
         self._group: dist.ProcessGroup | None = group
         self.world_size = group.size()
         self.rank = group.rank()
@@ -28,6 +33,11 @@ class Exchange(ABC):
         """The ranks that are summed over."""
         assert self._group is not None, "the exchange was released"
         return self._group
+
+    @property
+    def needs_layout(self) -> bool:
+        """Whether `start` looks at the layout."""
+        return False
 
     def release(self) -> None:
         """Let go of the group. An exchange that never ends keeps this object alive, and must not keep the group."""
@@ -43,7 +53,9 @@ class Exchange(ABC):
         return self._traffic[(self.rank + 1) % self.world_size]
 
     @abstractmethod
-    def start(self, bucket: Tensor, unsent: Tensor | None, meter: StepMeter) -> torch.futures.Future[Tensor]:
+    def start(
+        self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
+    ) -> torch.futures.Future[Tensor]:
         """Sum a flat fp32 bucket that the caller gives up; the future holds the sum, in the bucket's own memory.
 
         Whatever a codec drops is added to `unsent`, of the bucket's shape, where one is given.

@@ -1,14 +1,16 @@
 """One flat exchange over all ranks: a ring."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.compress.base import Codec, Payload
+from paceline.runtime.compress.base import BlockCodec, Layout, Payload
 from paceline.runtime.exchange.base import Exchange
 from paceline.runtime.exchange.meter import StepMeter
+from paceline.runtime.mapping.levels import Level
 
 
 def all_reduce_bytes(payload: int, world_size: int, rank: int) -> int:
@@ -28,16 +30,22 @@ def _part_of(total: int, world_size: int, rank: int) -> int:
 class Ring(Exchange):
     """All-reduce where the codec's payloads can be summed on the wire, else all-gather."""
 
-    def start(self, bucket: Tensor, unsent: Tensor | None, meter: StepMeter) -> torch.futures.Future[Tensor]:
+    def __init__(self, codec: BlockCodec, group: dist.ProcessGroup, tiers: Sequence[Level]) -> None:
+        super().__init__(codec, group, tiers)
+        self._block = codec
+
+    def start(
+        self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
+    ) -> torch.futures.Future[Tensor]:
         """Encode, and exchange the payload."""
-        payload = self.codec.encode(bucket)
+        codec = self._block
+        payload = codec.encode(bucket)
         if unsent is not None:
             sent = torch.zeros_like(bucket)
-            self.codec.decode(payload, sent)
+            codec.decode(payload, sent)
             unsent.add_(bucket).sub_(sent)
-        future = self._reduce(payload, meter) if self.codec.linear else self._gather(payload, meter)
+        future = self._reduce(payload, meter) if codec.linear else self._gather(payload, meter)
         # Gloo's own thread runs and drops this, and must not be the one that drops the group: nothing here holds it.
-        codec = self.codec
         return future.then(lambda done: _decode(codec, done.value(), payload, bucket))
 
     def _reduce(self, payload: Payload, meter: StepMeter) -> torch.futures.Future[Any]:
@@ -57,7 +65,7 @@ class Ring(Exchange):
         return everything
 
 
-def _decode(codec: Codec, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
+def _decode(codec: BlockCodec, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
     if codec.linear:
         (reduced,) = payload
         if reduced.data_ptr() == bucket.data_ptr():

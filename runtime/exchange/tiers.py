@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.compress.base import Codec, Payload
-from paceline.runtime.exchange.base import Exchange
+from paceline.runtime.compress.base import BlockCodec, Layout, Payload
+from paceline.runtime.exchange.base import RELEASE_SECONDS, Exchange
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.exchange.plan import Plan, Stage, Transfer, make_plan
 from paceline.runtime.mapping.levels import Level
@@ -28,8 +28,6 @@ LAST_TAG = 1 << 30
 AHEAD = 2
 """Chunks that the first stage may be ahead of its end. All at once would fill the queues of the network, and what the
 slow tier is to carry next would wait behind them."""
-RELEASE_SECONDS = 10.0
-"""How long the threads may take to end; longer only if a peer is frozen and nobody has cut the connections."""
 
 
 class Tiers(Exchange):
@@ -37,7 +35,7 @@ class Tiers(Exchange):
 
     def __init__(
         self,
-        codec: Codec,
+        codec: BlockCodec,
         group: dist.ProcessGroup,
         tiers: Sequence[Level],
         *,
@@ -50,6 +48,7 @@ class Tiers(Exchange):
         With `slow_only` the codec applies to the outermost level alone; the others carry fp32.
         """
         super().__init__(codec, group, tiers)
+        self._block = codec
         self._plan = make_plan(levels, self.rank, self.world_size)
         self._chunk_elements = max(1, chunk_bytes // 4)
         self._coded_levels = range(self._plan.levels - 1 if slow_only else 0, self._plan.levels if codec.lossy else 0)
@@ -74,7 +73,9 @@ class Tiers(Exchange):
             thread.join(RELEASE_SECONDS)
         super().release()
 
-    def start(self, bucket: Tensor, unsent: Tensor | None, meter: StepMeter) -> torch.futures.Future[Tensor]:
+    def start(
+        self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
+    ) -> torch.futures.Future[Tensor]:
         """Cut the bucket into chunks and set them off."""
         future: torch.futures.Future[Tensor] = torch.futures.Future()
         cuts = _cuts(bucket.numel(), self._chunk_elements)
@@ -97,7 +98,7 @@ class Tiers(Exchange):
         for stage in self._plan.stages:
             for transfer in stage.sends:
                 start, stop = chunk.range_of(transfer)
-                size = self.codec.payload_bytes(stop - start) if self._codes(stage) else 4 * (stop - start)
+                size = self._block.payload_bytes(stop - start) if self._codes(stage) else 4 * (stop - start)
                 if start < stop:
                     meter.add_bytes(self.traffic_to(transfer.peer), size)
 
@@ -138,7 +139,7 @@ class Tiers(Exchange):
             if start == stop:
                 continue
             if self._codes(stage):
-                landing = torch.empty(self.codec.payload_bytes(stop - start), dtype=torch.uint8)
+                landing = torch.empty(self._block.payload_bytes(stop - start), dtype=torch.uint8)
             else:
                 landing = torch.empty(stop - start) if stage.reduces else chunk.part[start:stop]
             work = self.group.recv([landing], transfer.peer, chunk.tag + index)
@@ -153,7 +154,7 @@ class Tiers(Exchange):
             if self._codes(stage):
                 if not stage.reduces:
                     here.zero_()
-                self.codec.decode(self._unpack(landing, stop - start), here)
+                self._block.decode(self._unpack(landing, stop - start), here)
             elif stage.reduces:
                 here.add_(landing)
 
@@ -175,10 +176,10 @@ class Tiers(Exchange):
     def _encode(self, stage: Stage, chunk: "_Chunk", start: int, stop: int) -> Tensor:
         """What travels of a range. In an all-gather this rank, too, goes on with what the others decode."""
         here = chunk.part[start:stop]
-        payload = self.codec.encode(here)
+        payload = self._block.encode(here)
         if chunk.unsent is not None or not stage.reduces:
             sent = torch.zeros_like(here)
-            self.codec.decode(payload, sent)
+            self._block.decode(payload, sent)
             if chunk.unsent is not None:
                 self._keep(chunk, stage, here - sent, start)
             if not stage.reduces:
@@ -200,7 +201,7 @@ class Tiers(Exchange):
         template = self._templates.get(elements)
         if template is None:
             # Payloads of equally many elements are alike but for their content.
-            payload = self.codec.encode(torch.zeros(elements))
+            payload = self._block.encode(torch.zeros(elements))
             template = [(tensor.dtype, tensor.numel() * tensor.element_size()) for tensor in payload]
             self._templates[elements] = template
         pieces = packed.split([size for _, size in template])

@@ -1,7 +1,7 @@
 """Precision recipes: in which number format forward and backward compute. One file per recipe."""
 
-from paceline.runtime.domain.knobs import Knob
-from paceline.runtime.knobs import plugin_knobs, selector_knob
+from paceline.runtime.domain.knobs import Knob, Rule
+from paceline.runtime.knobs import plugin_knobs, plugin_rules, selector_knob
 from paceline.runtime.precision.base import RECIPES
 
 RECIPES.load()
@@ -18,4 +18,9 @@ def knobs() -> list[Knob]:
     return [selector, *plugin_knobs(RECIPES, selector=selector.name)]
 
 
-__all__ = ["RECIPES", "knobs"]
+def rules() -> tuple[Rule, ...]:
+    """What the recipes do not go together with."""
+    return plugin_rules(RECIPES)
+
+
+__all__ = ["RECIPES", "knobs", "rules"]

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
+from paceline.runtime.domain.knobs import Rule
 from paceline.runtime.knobs import KnobConfig, NoKnobs
 from paceline.runtime.registry import Registry
 
@@ -13,6 +14,8 @@ class PrecisionRecipe(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[KnobConfig]] = NoKnobs
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What it does not go together with."""
 
     @abstractmethod
     def forward_context(self, device_type: str) -> AbstractContextManager[object]:

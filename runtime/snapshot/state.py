@@ -14,7 +14,7 @@ class ReplicaState:
     """Everything a rank needs to go on exactly where it was."""
 
     parts: dict[str, dict[str, Tensor]]
-    """Part name (`model`, `optimizer`, `sync`, `residuals`, `rng`) -> tensor name -> tensor."""
+    """Part name (`model`, `optimizer`, `sync`, `residuals`, `codec`, `rng`) -> tensor name -> tensor."""
     numbers: dict[str, Any]
     """JSON-able rest: optimizer hyper-parameters, sync mode and phase, step and cursor."""
 

@@ -1,7 +1,7 @@
 """Sync modes: how the replicas of a model are kept together. One file per mode."""
 
-from paceline.runtime.domain.knobs import Knob
-from paceline.runtime.knobs import plugin_knobs, selector_knob
+from paceline.runtime.domain.knobs import Knob, Rule
+from paceline.runtime.knobs import plugin_knobs, plugin_rules, selector_knob
 from paceline.runtime.sync.base import SYNC_MODES
 
 SYNC_MODES.load()
@@ -18,4 +18,9 @@ def knobs() -> list[Knob]:
     return [selector, *plugin_knobs(SYNC_MODES, selector=selector.name)]
 
 
-__all__ = ["SYNC_MODES", "knobs"]
+def rules() -> tuple[Rule, ...]:
+    """What the modes do not go together with."""
+    return plugin_rules(SYNC_MODES)
+
+
+__all__ = ["SYNC_MODES", "knobs", "rules"]

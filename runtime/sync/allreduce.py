@@ -9,7 +9,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from paceline.runtime.exchange import BucketAverager, Layout
+from paceline.runtime.compress.base import Layout
+from paceline.runtime.exchange import BucketAverager
 from paceline.runtime.sync.base import SYNC_MODES, LossFunction, Replica, StepOutcome, SyncConfig, SyncMode
 
 
@@ -110,7 +111,7 @@ class AllReduce(SyncMode):
         # Listing a bucket's parameters costs more than the rest of this hook.
         layout: Layout = ()
         if self.averager.needs_layout:
-            layout = tuple((self._names[id(p)], p.numel()) for p in bucket.parameters())
+            layout = tuple((self._names[id(p)], p.shape) for p in bucket.parameters())
         future = self.averager.start(bucket.buffer(), layout)
         self._last_launch = time.perf_counter()
         return future

@@ -11,12 +11,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from paceline.runtime.compress.base import Codec
+from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
+from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.domain.domains import Number
-from paceline.runtime.exchange import BucketAverager, Exchange, Ring
-from paceline.runtime.knobs import KnobConfig, knob
+from paceline.runtime.domain.knobs import Rule
+from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, Tiers
+from paceline.runtime.knobs import KnobConfig, NoKnobs, knob
 from paceline.runtime.mapping.levels import Level
 from paceline.runtime.registry import Registry
+
+CHUNK_BYTES = 2**21
+"""Size of the pieces of a bucket that ranks sum up for each other, in fp32."""
 
 LossFunction = Callable[[nn.Module], Tensor]
 """Computes the mean loss over this rank's samples, given the module to call."""
@@ -60,6 +65,8 @@ class SyncMode(ABC):
 
     name: ClassVar[str]
     Config: ClassVar[type[SyncConfig]]
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """What it does not go together with."""
     replicas_equal: ClassVar[bool]
     """Whether all replicas have equal weights after every step."""
     exchanges_gradients: ClassVar[bool]
@@ -76,7 +83,7 @@ class SyncMode(ABC):
         cls, config: SyncConfig, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]
     ) -> Exchange:
         """What carries the buckets. `tiers` are those of the network between the ranks, the innermost first."""
-        return Ring(codec, group, tiers)
+        return flat_exchange(codec, group, tiers)
 
     def serves(self, mode: "type[SyncMode]", config: SyncConfig, group: dist.ProcessGroup) -> bool:
         """Whether this object can go on under a new strategy, with nothing but another averager and gradient scale.
@@ -115,6 +122,16 @@ class SyncMode(ABC):
     def detach(self) -> None:
         """Release the process group and every hook on the model."""
         self.averager.release()
+
+
+def flat_exchange(codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]) -> Exchange:
+    """An exchange among all ranks alike, in the form that suits the codec."""
+    if isinstance(codec, JointCodec):
+        return Conversation(codec, Ring(NoCodec(NoKnobs()), group, tiers))
+    assert isinstance(codec, BlockCodec)
+    if codec.sums_at_owners:
+        return Tiers(codec, group, tiers, levels=(), chunk_bytes=CHUNK_BYTES, slow_only=False)
+    return Ring(codec, group, tiers)
 
 
 def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tensor], float]:

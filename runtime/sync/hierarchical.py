@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from paceline.runtime.compress.base import Codec
+from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
+from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.domain.domains import Categorical, Number, PerRank
-from paceline.runtime.exchange import Exchange, Tiers
-from paceline.runtime.knobs import knob
+from paceline.runtime.exchange import Conversation, Exchange, Tiers
+from paceline.runtime.knobs import NoKnobs, knob
 from paceline.runtime.mapping.levels import Level, grouping
 from paceline.runtime.sync.allreduce import AllReduce
 from paceline.runtime.sync.base import SYNC_MODES, SyncConfig
@@ -46,6 +47,9 @@ class Hierarchical(AllReduce):
     ) -> Exchange:
         """Along the groups of `mapping.groups`."""
         assert isinstance(config, HierarchicalConfig)
+        if isinstance(codec, JointCodec):
+            return Conversation(codec, cls.make_exchange(config, NoCodec(NoKnobs()), group, tiers))
+        assert isinstance(codec, BlockCodec)
         return Tiers(
             codec,
             group,

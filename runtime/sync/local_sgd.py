@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from paceline.runtime.compress.base import Layout
 from paceline.runtime.domain.domains import Number
-from paceline.runtime.exchange import BucketAverager, Layout
+from paceline.runtime.exchange import BucketAverager
 from paceline.runtime.knobs import knob
 from paceline.runtime.sync.base import (
     SYNC_MODES,
@@ -114,7 +115,7 @@ class LocalSgd(SyncMode):
         """The parameters at the last averaging, by name, and the local steps since."""
         anchors = {}
         for (layout, _), anchor in zip(self._buckets, self._anchors, strict=True):
-            pieces = anchor.split([count for _, count in layout])
+            pieces = anchor.split([shape.numel() for _, shape in layout])
             anchors.update({name: piece for (name, _), piece in zip(layout, pieces, strict=True)})
         return anchors, {"since_sync": self._since_sync}
 
@@ -139,7 +140,7 @@ def _buckets(model: nn.Module, bucket_bytes: int) -> list[tuple[Layout, list[nn.
             buckets.append(((), []))
             filled = 0
         layout, parameters = buckets[-1]
-        buckets[-1] = ((*layout, (name, parameter.numel())), [*parameters, parameter])
+        buckets[-1] = ((*layout, (name, parameter.shape)), [*parameters, parameter])
         filled += size
     return buckets
 

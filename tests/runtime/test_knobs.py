@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from paceline.runtime.compress.base import CODECS
 from paceline.runtime.domain.domains import Boolean, Categorical, Domain, KnobValue, Number, PerRank, ValueRefused
-from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement
+from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement, Rule
 from paceline.runtime.errors import IllegalStrategy, UnknownName
 from paceline.runtime.knobs import KnobConfig, NoKnobs, config_from, field_docs, knob, knob_space, plugin_knobs
 from paceline.runtime.precision.base import RECIPES
@@ -283,3 +283,26 @@ def test_a_config_checks_its_fields() -> None:
     assert config_from(Extended, {"test.depth": 5, "test.exact": True, "other": 1}) == Extended(depth=5, exact=True)
     with pytest.raises(IllegalStrategy, match=r"^test\.depth=12: .*nearest legal: 9$"):
         Extended(depth=12)
+
+
+def test_values_that_do_not_go_together_are_refused_with_the_reason_and_a_legal_value() -> None:
+    mode, codec = (
+        Knob(name=name, doc="", domain=Categorical(choices=("a", "b", "c")), default="a")
+        for name in ("x.mode", "x.codec")
+    )
+    rule = Rule(knob="x.codec", values=("b",), other="x.mode", allowed=("a", "b"), because="it was never tried")
+    space = KnobSpace(knobs=(codec, mode), rules=(rule,))
+    assert space.is_legal({"x.codec": "b", "x.mode": "b"})
+    assert space.is_legal({"x.codec": "c", "x.mode": "c"})
+    refused = "^x.mode=c does not go with x.codec=b, because it was never tried; set x.mode=a$"
+    with pytest.raises(IllegalStrategy, match=refused):
+        space.strategy({"x.codec": "b", "x.mode": "c"})
+    assert space.version != KnobSpace(knobs=(codec, mode)).version
+
+
+def test_rules_name_knobs_and_values_that_exist_and_spare_the_default() -> None:
+    space = knob_space()
+    for rule in space.rules:
+        for name, values in ((rule.knob, rule.values), (rule.other, rule.allowed)):
+            assert all(space[name].domain.check(value) == value for value in values)
+        assert rule.permits(space.default)

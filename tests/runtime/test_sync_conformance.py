@@ -8,7 +8,7 @@ import torch
 
 from paceline.runtime import workloads
 from paceline.runtime.compress import CODECS
-from paceline.runtime.compress.base import Codec
+from paceline.runtime.compress.base import BlockCodec, Codec
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import SnapshotTaken
 from paceline.runtime.domain.trial import TrialSpec
@@ -114,7 +114,7 @@ def assert_restores(embedded: EmbeddedRuntime, settings: dict[str, KnobValue]) -
     assert middle.step == 10
     rest = spec_for(embedded, settings, steps=10, workload="regression/dropout", start_snapshot=middle.snapshot_id)
     second = list(embedded.run_trial(rest))
-    for part in ("model", "optimizer", "sync", "residuals", "rng", "numbers"):
+    for part in ("model", "optimizer", "sync", "residuals", "codec", "rng", "numbers"):
         assert digests(last_snapshot(second), part) == digests(last_snapshot(whole), part), part
     assert_every_sample_once(second, global_batch=13, steps=10, first=10)
 
@@ -123,14 +123,16 @@ def assert_restores(embedded: EmbeddedRuntime, settings: dict[str, KnobValue]) -
 def test_bytes_on_the_wire_equal_the_formula(embedded: EmbeddedRuntime, mode: str, codec: str) -> None:
     spec: TrialSpec = spec_for(embedded, {"sync.mode": mode, "compress.codec": codec}, steps=16)
     events = list(embedded.run_trial(spec))
-    parameters = sum(p.numel() for p in workloads.create("regression").model().parameters())
-    payload = codec_of(spec).payload_bytes(parameters)
-    ranks = 4
-    once = 2 * (ranks - 1) * payload if codec_of(spec).linear else ranks * (ranks - 1) * payload
-    if mode == "hierarchical":
-        # Without tiers: every rank sends all pieces but its own, and then its own to all others.
+    shapes = [p.shape for p in workloads.create("regression").model().parameters()]
+    parameters = sum(shape.numel() for shape in shapes)
+    codec, ranks = codec_of(spec), 4
+    once = 2 * (ranks - 1) * codec.bucket_bytes(shapes)
+    if isinstance(codec, BlockCodec) and (mode == "hierarchical" or codec.sums_at_owners):
+        # Every rank sends all pieces but its own, and then its own to all others.
         pieces = [parameters * (rank + 1) // ranks - parameters * rank // ranks for rank in range(ranks)]
-        once = 2 * (ranks - 1) * sum(codec_of(spec).payload_bytes(piece) for piece in pieces)
+        once = 2 * (ranks - 1) * sum(codec.payload_bytes(piece) for piece in pieces)
+    elif isinstance(codec, BlockCodec) and not codec.linear:
+        once = ranks * (ranks - 1) * codec.payload_bytes(parameters)
     exchanges = 16 // int(spec.strategy["sync.period"]) if mode == "local_sgd" else 16
     assert result_of(events).wire_bytes == {"cluster": once * exchanges}
 

@@ -235,20 +235,59 @@ class Knob(_message.Message):
 Global___Knob: _TypeAlias = Knob  # noqa: Y015
 
 @_typing.final
+class Rule(_message.Message):
+    """While `knob` has one of `values`, `other` may only have one of `allowed`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOB_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    OTHER_FIELD_NUMBER: _builtins.int
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    BECAUSE_FIELD_NUMBER: _builtins.int
+    knob: _builtins.str
+    other: _builtins.str
+    because: _builtins.str
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def allowed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        knob: _builtins.str = ...,
+        values: _abc.Iterable[_builtins.str] | None = ...,
+        other: _builtins.str = ...,
+        allowed: _abc.Iterable[_builtins.str] | None = ...,
+        because: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "because", b"because", "knob", b"knob", "other", b"other", "values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Rule: _TypeAlias = Rule  # noqa: Y015
+
+@_typing.final
 class KnobSpace(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KNOBS_FIELD_NUMBER: _builtins.int
+    RULES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def knobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Knob]: ...
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___Rule]: ...
     def __init__(
         self,
         *,
         knobs: _abc.Iterable[Global___Knob] | None = ...,
+        rules: _abc.Iterable[Global___Rule] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["knobs", b"knobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["knobs", b"knobs", "rules", b"rules"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paceline.runtime.compress.base import Codec
+from paceline.runtime.compress.base import BlockCodec, Layout
 from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.compress.topk import TopK, TopKConfig
-from paceline.runtime.exchange import BucketAverager, Layout, Ring, StepMeter, all_gather_bytes, all_reduce_bytes
+from paceline.runtime.exchange import BucketAverager, Ring, StepMeter, all_gather_bytes, all_reduce_bytes
 from paceline.runtime.knobs import NoKnobs
 
 
@@ -36,16 +36,21 @@ def test_seconds_in_which_exchanges_overlap_count_once(intervals: list[tuple[int
     assert meter.busy_seconds() == len(busy)
 
 
-def averager(codec: Codec, group: dist.ProcessGroup, carried: dict[str, Tensor] | None = None) -> BucketAverager:
+def averager(codec: BlockCodec, group: dist.ProcessGroup, carried: dict[str, Tensor] | None = None) -> BucketAverager:
     made = BucketAverager(Ring(codec, group, ()))
     made.carry(carried or {})
     return made
 
 
+def of(**counts: int) -> Layout:
+    """The layout of a bucket of flat parameters."""
+    return tuple((name, torch.Size([count])) for name, count in counts.items())
+
+
 def exchange(averager: BucketAverager, layout: Layout, *, commit: bool = True) -> Tensor:
     """Exchange a bucket of zeros, so that nothing but residuals arrives."""
     averager.begin_step(measure_norms=False)
-    mean = averager.start(torch.zeros(sum(count for _, count in layout)), layout).wait()
+    mean = averager.start(torch.zeros(sum(shape.numel() for _, shape in layout)), layout).wait()
     if commit:
         averager.commit_step()
     return mean
@@ -56,7 +61,7 @@ RESIDUALS = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
 
 def test_residual_finds_its_parameter_in_another_layout_and_is_delivered_once(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone, RESIDUALS)
-    layout: Layout = (("c", 1), ("b", 1), ("a", 2))
+    layout = of(c=1, b=1, a=2)
     assert exchange(exact, layout).tolist() == [0.0, 3.0, 1.0, 2.0]
     assert exact.residuals() == {}
     assert exchange(exact, layout).tolist() == [0.0, 0.0, 0.0, 0.0]
@@ -64,27 +69,27 @@ def test_residual_finds_its_parameter_in_another_layout_and_is_delivered_once(al
 
 def test_residual_of_a_parameter_that_was_not_exchanged_is_kept(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone, RESIDUALS)
-    assert exchange(exact, (("b", 1),)).tolist() == [3.0]
+    assert exchange(exact, of(b=1)).tolist() == [3.0]
     assert {name: value.tolist() for name, value in exact.residuals().items()} == {"a": [1.0, 2.0]}
 
 
 def test_residual_of_a_step_that_failed_is_delivered_by_the_next(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone, RESIDUALS)
-    exchange(exact, (("a", 2),), commit=False)
+    exchange(exact, of(a=2), commit=False)
     assert set(exact.residuals()) == {"a", "b"}
-    assert exchange(exact, (("a", 2),)).tolist() == [1.0, 2.0]
+    assert exchange(exact, of(a=2)).tolist() == [1.0, 2.0]
 
 
 def test_carrying_copies(alone: dist.ProcessGroup) -> None:
     given_away = {"a": torch.tensor([1.0])}
     exact = averager(NoCodec(NoKnobs()), alone, given_away)
     given_away["a"].zero_()
-    assert exchange(exact, (("a", 1),)).tolist() == [1.0]
+    assert exchange(exact, of(a=1)).tolist() == [1.0]
 
 
 def test_what_topk_leaves_of_a_residual_is_still_there(alone: dist.ProcessGroup) -> None:
     sparse = averager(TopK(TopKConfig(ratio=0.3)), alone, RESIDUALS)
-    layout: Layout = (("a", 2), ("b", 1))
+    layout = of(a=2, b=1)
     assert exchange(sparse, layout).tolist() == [0.0, 0.0, 3.0]
     assert {name: value.tolist() for name, value in sparse.residuals().items()} == {"a": [1.0, 2.0], "b": [0.0]}
     exact = averager(NoCodec(NoKnobs()), alone, sparse.residuals())
@@ -95,7 +100,7 @@ def test_norms_are_measured_on_request(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone)
     for wanted, norm in ((True, 25.0), (False, 0.0)):
         exact.begin_step(measure_norms=wanted)
-        exact.start(torch.tensor([3.0, 4.0]), (("a", 2),)).wait()
+        exact.start(torch.tensor([3.0, 4.0]), of(a=2)).wait()
         exact.commit_step()
         assert (exact.meter.local_square_norm, exact.meter.mean_square_norm) == (norm, norm)
 
@@ -104,4 +109,4 @@ def test_released_averager_has_no_group(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone)
     exact.release()
     with pytest.raises(AssertionError, match="released"):
-        exact.start(torch.zeros(1), (("a", 1),))
+        exact.start(torch.zeros(1), of(a=1))

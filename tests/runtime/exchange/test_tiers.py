@@ -61,7 +61,7 @@ def _average(rank: int, tree: str, folder: str) -> None:
         for step in range(STEPS):
             averager.begin_step(measure_norms=False)
             # All buckets of a step are under way at once.
-            futures = [averager.start(_bucket(rank, size, step), ((f"p{size}", size),)) for size in SIZES]
+            futures = [averager.start(_bucket(rank, size, step), ((f"p{size}", torch.Size([size])),)) for size in SIZES]
             means.append([future.wait() for future in futures])
             averager.commit_step()
         outcome = {"means": means, "residuals": averager.residuals(), "bytes": averager.meter.wire_bytes}
@@ -106,7 +106,7 @@ def _fail(rank: int, folder: str) -> None:
     if rank == 2:
         os._exit(0)
     averager = BucketAverager(_exchange("none", (), slow_only=False))
-    future = averager.start(torch.ones(1000), (("p", 1000),))
+    future = averager.start(torch.ones(1000), (("p", torch.Size([1000])),))
     try:
         future.wait()
     except RuntimeError:
