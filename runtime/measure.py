@@ -13,6 +13,8 @@ class StepReport:
     """1 for the first step of the trial."""
     generation: int
     """Generation it ran in."""
+    rank: int
+    """Who did it."""
     seconds: float
     """From the end of the previous step to the end of this one, s."""
     split: StepSplit
@@ -25,6 +27,8 @@ class StepReport:
     """First position of the sample stream that this rank trained on."""
     sample_stop: int
     """One past the last."""
+    staleness: int = 0
+    """Updates of the weights that its gradient knew nothing of when it was applied."""
     wire_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes sent by this rank, per tier."""
     local_square_norm: float | None = None

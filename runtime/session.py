@@ -8,8 +8,9 @@ Workers stand on exactly this; nothing in it knows about servers or launchers.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -32,7 +33,7 @@ from paceline.runtime.snapshot.state import (
     optimizer_state,
 )
 from paceline.runtime.sync import SYNC_MODES
-from paceline.runtime.sync.base import Replica, SyncMode, average_in_place
+from paceline.runtime.sync.base import Claim, Replica, SyncMode, average_in_place
 
 NOISE_EVERY = 10
 """Steps between two measurements of gradient norms: they cost two passes over the gradient."""
@@ -95,6 +96,7 @@ class Session:
         self._agreed: ReplicaState | None = None
         self._restored: ReplicaState | None = None
         self._last_end: float | None = None
+        self._claim: Claim | None = None
 
     @classmethod
     def attach(cls, model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, *, seed: int = 0) -> Self:
@@ -127,15 +129,20 @@ class Session:
         self._membership = membership
         codec = codec_class(config_from(codec_class.Config, strategy))
         averager = BucketAverager(mode_class.make_exchange(config, codec, membership.group, membership.tiers))
-        scale = membership.shares[membership.rank] * membership.world_size / sum(membership.shares)
-        replica = Replica(model=self.model, optimizer=self.optimizer, gradient_scale=scale)
+        replica = Replica(
+            model=self.model,
+            optimizer=self.optimizer,
+            shares=membership.shares,
+            rank=membership.rank,
+            generation=membership.generation,
+        )
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
             replaced = self._mode.averager
             averager.carry(replaced.residuals())
             if replaced.codec_name == averager.codec_name:
                 averager.load_codec_state(*replaced.codec_state())
             replaced.release()
-            self._mode.averager, self._mode.replica = averager, replica
+            self._mode.averager, self._mode.replica, self._claim = averager, replica, None
             return
         self.suspend()
         before = self._restored
@@ -149,9 +156,9 @@ class Session:
         if before is not None and before.numbers["codec"] == averager.codec_name:
             averager.load_codec_state(before.parts["codec"], before.numbers["codec_steps"])
         self._membership = membership
-        mode.prepare(lambda module: self._loss(module, self._next_batch(), loss))
+        mode.prepare(lambda module: self._loss(module, self._batch(mode.claim(self.steps_done)), loss))
         # Only now: should a peer die on the way here, this rank can still go on from what it had.
-        self._mode, self._restored = mode, None
+        self._mode, self._restored, self._claim = mode, None, None
         # Not at any other barrier: between sync points, what a rank has learnt since the last would go with it.
         self._mark_sync_point()
 
@@ -181,38 +188,52 @@ class Session:
         moments, _ = optimizer_state(self.optimizer)
         average_in_place([*model_tensors(self.model).values(), *moments.values()], group)
 
-    def _next_batch(self) -> Any:
-        start, stop = rank_range(self.cursor, self.membership.shares, self.membership.rank)
-        return self.data.batch(self._stream.indices(start, stop))
+    def _range(self, claim: Claim) -> tuple[int, int]:
+        """Half-open range of stream positions."""
+        shares = self.membership.shares
+        ahead = (claim.step - self.steps_done - 1) * sum(shares)
+        return rank_range(self.cursor + ahead, shares, claim.part)
+
+    def _batch(self, claim: Claim) -> Any:
+        return self.data.batch(self._stream.indices(*self._range(claim)))
+
+    @property
+    def next_step(self) -> int:
+        """The step that this rank trains on next."""
+        if self._claim is None:
+            self._claim = self.mode.claim(self.steps_done)
+        return self._claim.step
 
     def _loss(self, module: nn.Module, batch: Any, loss: BatchLoss) -> Tensor:
         with self._precision.forward_context("cpu"):
             return loss(module, batch)
 
     def step(self, loss: BatchLoss) -> StepReport:
-        """Train on this rank's part of the next global batch. `loss` gets the module to call and the batch."""
+        """Train on a part of the next global batch. `loss` gets the module to call and the batch."""
         began = self._last_end or time.perf_counter()
         mode, membership = self.mode, self.membership
         averager = mode.averager
-        start, stop = rank_range(self.cursor, membership.shares, membership.rank)
+        claim, self._claim = self._claim or mode.claim(self.steps_done), None
+        start, stop = self._range(claim)
         measure_norms = mode.exchanges_gradients and self.steps_done % NOISE_EVERY == 0
         averager.begin_step(measure_norms=measure_norms)
         loading = time.perf_counter()
-        batch = self._next_batch()
+        batch = self._batch(claim)
         data_wait = time.perf_counter() - loading
         outcome = mode.step(lambda module: self._loss(module, batch, loss))
         averager.commit_step()
-        self.steps_done += 1
-        self.cursor += sum(membership.shares)
-        self._mark_sync_point()
+        if mode.lockstep:
+            self._advance(claim.step)
         self._last_end = time.perf_counter()
         seconds = self._last_end - began
         meter = averager.meter
         # The bucket held the gradient times this factor.
         scale = mode.replica.gradient_scale
         return StepReport(
-            step=self.steps_done,
+            step=claim.step,
             generation=membership.generation,
+            rank=membership.rank,
+            staleness=outcome.staleness,
             seconds=seconds,
             split=StepSplit(
                 compute=max(0.0, seconds - outcome.exposed_seconds - data_wait),
@@ -236,9 +257,34 @@ class Session:
         self.mode.averager.commit_step()
         self._mark_sync_point()
 
-    def pause(self) -> None:
-        """Standing at a barrier: the time until the next step does not count as training."""
+    def _advance(self, step: int) -> None:
+        self.cursor += (step - self.steps_done) * sum(self.membership.shares)
+        self.steps_done = step
+        self._mark_sync_point()
+
+    def set_out(self) -> None:
+        """Leave a barrier: the time until now does not count as training."""
         self._last_end = None
+        self.mode.set_out()
+
+    def arrive(self, step: int, report: StepReport | None) -> StepReport | None:
+        """Come to the barrier behind `step`, where the mode is not in lockstep; the report of this rank's last step,
+        with what the way there took."""
+        began = time.perf_counter()
+        meter = self.mode.arrive(step)
+        self._advance(step)
+        if report is None:
+            return None
+        seconds, split = time.perf_counter() - began, report.split
+        exposed = split.communication_exposed + seconds
+        wire_bytes = Counter(report.wire_bytes)
+        wire_bytes.update(meter.wire_bytes)
+        return replace(
+            report,
+            seconds=report.seconds + seconds,
+            split=replace(split, communication_exposed=exposed),
+            wire_bytes=dict(wire_bytes),
+        )
 
     def _mark_sync_point(self) -> None:
         # A mode whose replicas are always equal can go on from the live state; the others return to a sync point, as

@@ -45,7 +45,8 @@ class StepDone:
     wire_bytes: dict[str, int]
     """Bytes sent by all ranks, per tier."""
     samples: tuple[tuple[int, int], ...]
-    """Half-open range of the sample stream that each rank trained on, by rank."""
+    """Half-open range of the sample stream that each part of the global batch is, in order. In synchronous modes the
+    part of each rank, by rank; also below."""
     noise_scale: float | None
     """Gradient noise scale, samples, on the steps where it is measured."""
     load_balance_error: float
@@ -54,6 +55,9 @@ class StepDone:
     """Time that each rank computed, by rank, s."""
     optimizer_seconds: tuple[float, ...]
     """Part of it that does not depend on the number of samples, by rank, s."""
+    staleness: tuple[int, ...]
+    """Updates of the weights that the gradient of each part of the global batch knew nothing of when it was applied;
+    all 0 in synchronous modes."""
     exchange_seconds: float
     """Time in which an exchange was under way at the rank that joined last, so without waiting for it, s."""
 

@@ -25,14 +25,14 @@ class LinkUse:
         self._seconds = 0.0
 
     def add(self, devices: Sequence[int], reports: Sequence[StepReport]) -> None:
-        """Take a step: the device of each rank, and what each rank reported."""
+        """Take a step: the device of each rank, and the reports about all parts of the step."""
         self._seconds += statistics.fmean(report.seconds for report in reports)
         inside: set[str] = set()
         for tier, group_of, counts in zip(self._tiers, self._group_of, self._bytes, strict=True):
             inside.add(tier.name)
-            for device, report in zip(devices, reports, strict=True):
+            for report in reports:
                 leaving = sum(count for name, count in report.wire_bytes.items() if name not in inside)
-                counts[group_of[device]] += leaving
+                counts[group_of[devices[report.rank]]] += leaving
 
     @property
     def utilisation(self) -> dict[str, float]:

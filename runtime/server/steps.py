@@ -33,21 +33,22 @@ class StepCollector:
     ) -> None:
         """The generation took over after `step` steps at position `cursor` of the sample stream.
 
-        `on_reports` gets the reports of each complete step, by rank.
+        `on_reports` gets the reports of each complete step, one per part of its global batch, in order.
         """
         self._generation = generation
         self._on_reports = on_reports
         self._shares = shares
         self._step = step
         self._cursor = cursor
+        # By step and the first position in the sample stream.
         self._waiting: dict[int, dict[int, StepReport]] = {}
 
-    def add(self, rank: int, reports: Sequence[control_pb2.StepReport]) -> list[StepDone]:
+    def add(self, reports: Sequence[control_pb2.StepReport]) -> list[StepDone]:
         """Take reports of one rank; the steps that are now complete."""
         for message in reports:
             report = from_message(message, StepReport)
             if report.generation == self._generation:
-                self._waiting.setdefault(report.step, {})[rank] = report
+                self._waiting.setdefault(report.step, {})[report.sample_start] = report
         complete = []
         while len(self._waiting.get(self._step + 1, ())) == len(self._shares):
             complete.append(self._take())
@@ -64,15 +65,16 @@ class StepCollector:
             known = reports[min(reports)]
             for rank in range(len(self._shares)):
                 start, stop = rank_range(self._cursor, self._shares, rank)
-                reports.setdefault(rank, dataclasses.replace(known, sample_start=start, sample_stop=stop))
+                missing = dataclasses.replace(known, rank=rank, sample_start=start, sample_stop=stop)
+                reports.setdefault(start, missing)
             rest.append(self._take())
         return rest
 
     def _take(self) -> StepDone:
         self._step += 1
         self._cursor += sum(self._shares)
-        by_rank = self._waiting.pop(self._step)
-        reports = [by_rank[rank] for rank in sorted(by_rank)]
+        by_start = self._waiting.pop(self._step)
+        reports = [by_start[start] for start in sorted(by_start)]
         self._on_reports(reports)
         return _combine(reports)
 
@@ -94,6 +96,7 @@ def _combine(reports: Sequence[StepReport]) -> StepDone:
         noise_scale=noise_scale(reports),
         load_balance_error=load_balance_error([report.split.compute for report in reports]),
         compute_seconds=tuple(report.split.compute for report in reports),
+        staleness=tuple(report.staleness for report in reports),
         optimizer_seconds=tuple(report.optimizer_seconds for report in reports),
         exchange_seconds=min(report.split.communication for report in reports),
     )

@@ -205,8 +205,8 @@ class TrialRunner:
         is_first = self.record.generations == 1
         self._load_watch = LoadWatch(generation.shares, calibrates=is_first) if _follows_speed(strategy) else None
         self._link_watch = LinkWatch() if self._cluster.tiers else None
-        for rank, worker in enumerate(generation.workers):
-            worker.on_reports = self._collect(rank, self._collector)
+        for worker in generation.workers:
+            worker.on_reports = self._collect(self._collector)
         self._emit(
             TrialStarted(
                 trial_id=self.trial_id,
@@ -218,9 +218,9 @@ class TrialRunner:
             )
         )
 
-    def _collect(self, rank: int, collector: StepCollector) -> Callable[[Sequence[control_pb2.StepReport]], None]:
+    def _collect(self, collector: StepCollector) -> Callable[[Sequence[control_pb2.StepReport]], None]:
         def take(reports: Sequence[control_pb2.StepReport]) -> None:
-            self._take_steps(collector.add(rank, reports))
+            self._take_steps(collector.add(reports))
 
         return take
 

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +15,7 @@ from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
 from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.domain.domains import Number
 from paceline.runtime.domain.knobs import Rule
-from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, Tiers
+from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, StepMeter, Tiers
 from paceline.runtime.knobs import KnobConfig, NoKnobs, knob
 from paceline.runtime.mapping.levels import Level
 from paceline.runtime.registry import Registry
@@ -35,6 +35,15 @@ class SyncConfig(KnobConfig):
     """Size of the buckets in which gradients or parameters are exchanged, MiB, 0.25 to 100."""
 
 
+class Claim(NamedTuple):
+    """Which samples a rank trains on next."""
+
+    step: int
+    """Step whose global batch they are of; 1 for the first of the trial."""
+    part: int
+    """Which part of that batch: the share of the rank with this number."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Replica:
     """One rank's copy of what is trained."""
@@ -43,9 +52,22 @@ class Replica:
     """The user's model, unwrapped."""
     optimizer: torch.optim.Optimizer
     """The user's optimizer over its parameters."""
-    gradient_scale: float
-    """Factor on this rank's loss or parameter change so that the plain mean over ranks weighs samples equally:
-    share of the global batch x world size; 1 for even shares."""
+    shares: Sequence[int]
+    """Samples of a global batch, by rank."""
+    rank: int
+    """This rank."""
+    generation: int
+    """Number of the generation."""
+
+    def scale_of(self, part: int) -> float:
+        """Factor on the mean loss, or the parameter change, of a part of the global batch so that the plain mean over
+        all parts weighs samples equally: share x world size; 1 for even shares."""
+        return self.shares[part] * len(self.shares) / sum(self.shares)
+
+    @property
+    def gradient_scale(self) -> float:
+        """The same for this rank's own part."""
+        return self.scale_of(self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +80,8 @@ class StepOutcome:
     """Time in which this rank only waited for an exchange, s."""
     optimizer_seconds: float
     """Time of the optimizer's step, which does not depend on the number of samples, s."""
+    staleness: int = 0
+    """Updates of the weights that this rank's gradient knew nothing of when it was applied."""
 
 
 class SyncMode(ABC):
@@ -69,6 +93,8 @@ class SyncMode(ABC):
     """What it does not go together with."""
     replicas_equal: ClassVar[bool]
     """Whether all replicas have equal weights after every step."""
+    lockstep: ClassVar[bool] = True
+    """Whether all ranks do every step; if not, they are together at barriers only."""
     exchanges_gradients: ClassVar[bool]
     """Whether what is averaged are gradients, so that a gradient noise scale can be estimated."""
 
@@ -92,9 +118,20 @@ class SyncMode(ABC):
         """
         return (type(self), self.config) == (mode, config) and self.averager.group is group
 
+    def claim(self, steps_done: int) -> Claim:
+        """What to train on next, when so many steps were done at the last barrier or, in lockstep, are done now."""
+        return Claim(steps_done + 1, self.replica.rank)
+
+    def set_out(self) -> None:
+        """Every rank leaves a barrier."""
+
     @abstractmethod
     def step(self, loss_function: LossFunction) -> StepOutcome:
-        """Forward, backward, exchange, optimizer step. A collective: every rank calls it."""
+        """Forward, backward, exchange, optimizer step on what was claimed last. In lockstep a collective."""
+
+    def arrive(self, step: int) -> StepMeter:
+        """Every rank has come to the barrier behind `step`; what was exchanged on the way there. A collective."""
+        return StepMeter()
 
     @property
     def at_sync_point(self) -> bool:

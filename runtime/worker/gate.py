@@ -24,18 +24,24 @@ class StepGate:
             self._until = until
             self._held = False
 
-    def may_begin(self) -> bool:
-        """Ask to begin the next step. Waits while held; False: stand still at the barrier."""
+    def may_begin(self, step: int) -> bool:
+        """Ask to begin a step, or to go on with it. Waits while held; False: stand still at the barrier."""
         with self._changed:
             while self._held:
                 self._changed.wait()
-            if self._begun >= self._until:
+            if step > self._until:
                 return False
-            self._begun += 1
+            self._begun = max(self._begun, step)
             return True
 
+    @property
+    def until(self) -> int:
+        """The step at whose end all ranks stand still, once `may_begin` has said so."""
+        with self._changed:
+            return self._until
+
     def hold(self) -> int:
-        """Freeze before the next step not begun; returns how many steps are done when the rank stands still."""
+        """Freeze before the next step not begun; returns the last that was begun."""
         with self._changed:
             self._held = True
             return self._begun

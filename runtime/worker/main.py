@@ -12,6 +12,7 @@ from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.errors import PacelineError
 from paceline.runtime.launch.base import WorkerAddress
 from paceline.runtime.mapping.levels import Level
+from paceline.runtime.measure import StepReport
 from paceline.runtime.session import Membership, Session
 from paceline.runtime.snapshot.state import ReplicaState
 from paceline.runtime.snapshot.store import SnapshotStore
@@ -77,11 +78,7 @@ class Executor:
                 built = control_pb2.WorkerMessage.Built(step=session.steps_done, cursor=session.cursor)
                 link.answer(command, built=built)
             case "run":
-                session, workload = self._current(), self._current_workload()
-                session.pause()
-                while self._gate.may_begin():
-                    link.report(session.step(workload.loss))
-                link.flush()
+                self._train(link)
                 link.answer(command, stopped=self._stopped())
             case "evaluate":
                 if command.evaluate.settle:
@@ -108,6 +105,25 @@ class Executor:
                     self._state_complete = self._session.roll_back() and self._state_complete
                 self._groups.leave()
                 link.answer(command, stopped=self._stopped())
+
+    def _train(self, link: ControlLink) -> None:
+        """Train until the gate closes."""
+        session, loss = self._current(), self._current_workload().loss
+        session.set_out()
+        last: StepReport | None = None
+        while self._gate.may_begin(session.next_step):
+            # The last report waits for what the way to the barrier adds to it.
+            if last is not None:
+                link.report(last)
+            last = session.step(loss)
+            if session.mode.lockstep:
+                link.report(last)
+                last = None
+        if not session.mode.lockstep:
+            last = session.arrive(self._gate.until, last)
+            if last is not None:
+                link.report(last)
+        link.flush()
 
     def _current(self) -> Session:
         assert self._session is not None, "the server sends Build first"

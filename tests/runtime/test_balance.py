@@ -25,7 +25,7 @@ def step(compute: Sequence[float], *, fixed: float = 0.0, seconds: float | None 
     return StepDone(
         step=1, generation=1, seconds=seconds or max(compute), split=StepSplit(), loss=0.0, wire_bytes={}, samples=(),
         noise_scale=None, load_balance_error=0.0, compute_seconds=tuple(compute),
-        optimizer_seconds=(fixed,) * len(compute), exchange_seconds=0.0,
+        optimizer_seconds=(fixed,) * len(compute), staleness=(), exchange_seconds=0.0,
     )  # fmt: skip
 
 
@@ -125,9 +125,9 @@ def test_the_profile_keeps_its_median_and_takes_the_ratios() -> None:
     assert [device.profile.flops for device in found.devices] == pytest.approx([1e9, 5e8, 1e9, 5e8])
 
 
-def report(sent: dict[str, int], seconds: float = 1.0) -> StepReport:
+def report(rank: int, sent: dict[str, int]) -> StepReport:
     return StepReport(
-        step=1, generation=1, seconds=seconds, split=StepSplit(), optimizer_seconds=0.0, loss=0.0, sample_start=0,
+        step=1, generation=1, rank=rank, seconds=1.0, split=StepSplit(), optimizer_seconds=0.0, loss=0.0, sample_start=0,
         sample_stop=1, wire_bytes=sent, local_square_norm=None, mean_square_norm=None,
     )  # fmt: skip
 
@@ -139,7 +139,7 @@ def test_utilisation_is_that_of_the_busiest_way_out() -> None:
     assert use.utilisation == {}
     sent = [{"rack": 10, "cluster": 5}, {}, {"node": 1000}, {"cluster": 8}]
     # Rank 0 runs on device 3, rank 1 on 2, and so on.
-    use.add((3, 2, 1, 0), [report(each) for each in sent])
+    use.add((3, 2, 1, 0), [report(rank, each) for rank, each in enumerate(sent)])
     # Node of device 0: 8 of 100; of devices 2 and 3: 15 of 400. Rack of 0 and 1: 8 of 50; of 2 and 3: 5 of 10.
     assert use.utilisation == {"node": 0.08, "rack": 0.5}
 

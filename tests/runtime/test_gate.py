@@ -13,18 +13,28 @@ DEADLINE = 10.0
 
 def test_steps_until_the_barrier_and_no_further() -> None:
     gate = StepGate()
-    assert not gate.may_begin()
+    assert not gate.may_begin(1)
     gate.open(3, 5)
-    assert [gate.may_begin() for _ in range(3)] == [True, True, False]
+    assert [gate.may_begin(step) for step in (4, 5, 6)] == [True, True, False]
+    assert gate.until == 5
 
 
 def test_hold_names_the_first_step_not_begun() -> None:
     gate = StepGate()
     gate.open(0, 100)
-    assert gate.may_begin()
+    assert gate.may_begin(1)
     assert gate.hold() == 1
     gate.run_until(2)
-    assert [gate.may_begin() for _ in range(2)] == [True, False]
+    assert [gate.may_begin(step) for step in (2, 3)] == [True, False]
+
+
+def test_a_rank_that_is_ahead_still_does_what_is_left_of_the_last_step() -> None:
+    gate = StepGate()
+    gate.open(0, 100)
+    assert [gate.may_begin(step) for step in (1, 3, 2)] == [True] * 3
+    assert gate.hold() == 3
+    gate.run_until(3)
+    assert [gate.may_begin(step) for step in (3, 4, 3)] == [True, False, True]
 
 
 @pytest.mark.parametrize(("until", "begins"), [(0, False), (1, True)])
@@ -40,7 +50,7 @@ def test_a_held_rank_waits_and_is_released(monkeypatch: pytest.MonkeyPatch, unti
     monkeypatch.setattr(gate._changed, "wait", noticed)
     gate.hold()
     answers: list[bool] = []
-    rank = threading.Thread(target=lambda: answers.append(gate.may_begin()))
+    rank = threading.Thread(target=lambda: answers.append(gate.may_begin(1)))
     rank.start()
     assert waiting.wait(DEADLINE)
     gate.run_until(until)
@@ -55,7 +65,7 @@ def test_close_lets_nothing_begin(held: bool) -> None:
     if held:
         gate.hold()
     gate.close()
-    assert not gate.may_begin()
+    assert not gate.may_begin(1)
 
 
 @given(st.lists(st.integers(0, 20), min_size=2, max_size=4))
@@ -66,7 +76,7 @@ def test_ranks_held_anywhere_stop_before_the_same_step(heads: list[int]) -> None
     done = [0] * len(heads)
 
     def train(rank: int) -> None:
-        while gates[rank].may_begin():
+        while gates[rank].may_begin(done[rank] + 1):
             in_step.wait(DEADLINE)
             done[rank] += 1
 

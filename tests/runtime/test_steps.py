@@ -27,6 +27,7 @@ def report(step: int, rank: int, *, generation: int = 1, seconds: float = 1.0) -
     found = StepReport(
         step=step,
         generation=generation,
+        rank=rank,
         seconds=seconds,
         split=StepSplit(compute=seconds),
         optimizer_seconds=0.0,
@@ -41,7 +42,7 @@ def report(step: int, rank: int, *, generation: int = 1, seconds: float = 1.0) -
 @given(st.permutations([(step, rank) for step in range(1, 5) for rank in range(3)]))
 def test_steps_come_out_whole_and_in_order(arrivals: list[tuple[int, int]]) -> None:
     collector = StepCollector(1, SHARES, step=0, cursor=0)
-    steps = [done for step, rank in arrivals for done in collector.add(rank, [report(step, rank)])]
+    steps = [done for step, rank in arrivals for done in collector.add([report(step, rank)])]
     assert [done.step for done in steps] == [1, 2, 3, 4]
     for done in steps:
         base = (done.step - 1) * 6
@@ -50,15 +51,26 @@ def test_steps_come_out_whole_and_in_order(arrivals: list[tuple[int, int]]) -> N
         assert done.loss == pytest.approx((0 * 3 + 1 * 1 + 2 * 2) / 6)
 
 
+def test_parts_of_a_step_may_come_from_any_rank() -> None:
+    collector, steps = StepCollector(1, SHARES, step=0, cursor=0), []
+    for part, rank, staleness in ((0, 0, 2), (2, 0, 1), (1, 1, 0)):
+        message = report(1, part)
+        message.rank, message.staleness = rank, staleness
+        steps += collector.add([message])
+    (done,) = steps
+    assert done.samples == ((0, 3), (3, 4), (4, 6))
+    assert done.staleness == (2, 0, 1)
+
+
 def test_reports_of_another_generation_do_not_count() -> None:
     collector = StepCollector(2, SHARES, step=0, cursor=0)
-    assert [collector.add(rank, [report(1, rank)]) for rank in range(3)] == [[], [], []]
+    assert [collector.add([report(1, rank)]) for rank in range(3)] == [[], [], []]
 
 
 def test_an_agreed_step_counts_although_a_dead_rank_never_reported_it() -> None:
     collector = StepCollector(1, SHARES, step=0, cursor=0)
     for rank in (0, 2):
-        collector.add(rank, [report(1, rank), report(2, rank), report(3, rank)])
+        collector.add([report(1, rank), report(2, rank), report(3, rank)])
     steps = collector.finish(2)
     assert [done.step for done in steps] == [1, 2]
     assert steps[1].samples == ((6, 9), (9, 10), (10, 12))
@@ -121,6 +133,7 @@ def test_noise_scale_recovers_the_truth() -> None:
         StepReport(
             step=1,
             generation=1,
+            rank=rank,
             seconds=1.0,
             split=StepSplit(),
             loss=0.0,

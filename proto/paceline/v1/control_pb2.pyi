@@ -87,6 +87,8 @@ class StepReport(_message.Message):
     LOCAL_SQUARE_NORM_FIELD_NUMBER: _builtins.int
     MEAN_SQUARE_NORM_FIELD_NUMBER: _builtins.int
     OPTIMIZER_SECONDS_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     generation: _builtins.int
     seconds: _builtins.float
@@ -100,6 +102,9 @@ class StepReport(_message.Message):
     """|gradient of the global batch|^2, where measured."""
     optimizer_seconds: _builtins.float
     """s of compute that do not depend on the number of samples."""
+    rank: _builtins.int
+    staleness: _builtins.int
+    """Updates of the weights that the gradient knew nothing of when it was applied."""
     @_builtins.property
     def split(self) -> _types_pb2.StepSplit: ...
     @_builtins.property
@@ -120,10 +125,12 @@ class StepReport(_message.Message):
         local_square_norm: _builtins.float | None = ...,
         mean_square_norm: _builtins.float | None = ...,
         optimizer_seconds: _builtins.float = ...,
+        rank: _builtins.int = ...,
+        staleness: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "local_square_norm", b"local_square_norm", "mean_square_norm", b"mean_square_norm", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "generation", b"generation", "local_square_norm", b"local_square_norm", "loss", b"loss", "mean_square_norm", b"mean_square_norm", "optimizer_seconds", b"optimizer_seconds", "sample_start", b"sample_start", "sample_stop", b"sample_stop", "seconds", b"seconds", "split", b"split", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "generation", b"generation", "local_square_norm", b"local_square_norm", "loss", b"loss", "mean_square_norm", b"mean_square_norm", "optimizer_seconds", b"optimizer_seconds", "rank", b"rank", "sample_start", b"sample_start", "sample_stop", b"sample_stop", "seconds", b"seconds", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_square_norm: _TypeAlias = _typing.Literal["local_square_norm"]  # noqa: Y015
     _WhichOneofArgType__local_square_norm: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm"]  # noqa: Y015

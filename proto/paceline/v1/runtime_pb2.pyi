@@ -416,6 +416,7 @@ class StepDone(_message.Message):
     COMPUTE_SECONDS_FIELD_NUMBER: _builtins.int
     EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
     OPTIMIZER_SECONDS_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """1 for the first."""
     generation: _builtins.int
@@ -445,6 +446,10 @@ class StepDone(_message.Message):
     def optimizer_seconds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """s, by rank; part of compute_seconds."""
 
+    @_builtins.property
+    def staleness(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each part of the global batch, updates; all 0 in synchronous modes."""
+
     def __init__(
         self,
         *,
@@ -460,10 +465,11 @@ class StepDone(_message.Message):
         compute_seconds: _abc.Iterable[_builtins.float] | None = ...,
         exchange_seconds: _builtins.float = ...,
         optimizer_seconds: _abc.Iterable[_builtins.float] | None = ...,
+        staleness: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "noise_scale", b"noise_scale", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "noise_scale", b"noise_scale", "optimizer_seconds", b"optimizer_seconds", "samples", b"samples", "seconds", b"seconds", "split", b"split", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "noise_scale", b"noise_scale", "optimizer_seconds", b"optimizer_seconds", "samples", b"samples", "seconds", b"seconds", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__noise_scale: _TypeAlias = _typing.Literal["noise_scale"]  # noqa: Y015
     _WhichOneofArgType__noise_scale: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale"]  # noqa: Y015

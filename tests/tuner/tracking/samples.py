@@ -60,6 +60,7 @@ def step_done(step: int, *, loss: float, noise_scale: float | None = None) -> St
         load_balance_error=0.1,
         compute_seconds=(0.015,),
         optimizer_seconds=(0.001,),
+        staleness=(0,),
         exchange_seconds=0.005,
     )
 
