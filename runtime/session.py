@@ -9,8 +9,8 @@ Workers stand on exactly this; nothing in it knows about servers or launchers.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Protocol, Self
 
 import torch
@@ -22,8 +22,8 @@ from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import StepSplit
 from paceline.runtime.exchange import BucketAverager
 from paceline.runtime.knobs import config_from
-from paceline.runtime.mapping.levels import Level
 from paceline.runtime.measure import StepReport
+from paceline.runtime.membership import Membership
 from paceline.runtime.precision import RECIPES
 from paceline.runtime.samples import SampleStream, rank_range
 from paceline.runtime.snapshot.state import (
@@ -55,30 +55,6 @@ class Data(Protocol):
 
     def batch(self, indices: Tensor) -> Any:
         """The samples with these indices, in this order."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Membership:
-    """This rank's place in a generation."""
-
-    generation: int
-    """Number of the generation."""
-    group: dist.ProcessGroup
-    """All ranks of the generation."""
-    shares: Sequence[int]
-    """Samples of a global batch, by rank."""
-    tiers: Sequence[Level] = ()
-    """Tiers of the network between the ranks, the innermost first."""
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self.group.rank()
-
-    @property
-    def world_size(self) -> int:
-        """Ranks in the generation."""
-        return self.group.size()
 
 
 class Session:
@@ -128,14 +104,8 @@ class Session:
         self._precision = RECIPES.get(str(strategy["precision.compute"]))()
         self._membership = membership
         codec = codec_class(config_from(codec_class.Config, strategy))
-        averager = BucketAverager(mode_class.make_exchange(config, codec, membership.group, membership.tiers))
-        replica = Replica(
-            model=self.model,
-            optimizer=self.optimizer,
-            shares=membership.shares,
-            rank=membership.rank,
-            generation=membership.generation,
-        )
+        averager = BucketAverager(mode_class.make_exchange(config, codec, membership))
+        replica = Replica(model=self.model, optimizer=self.optimizer, membership=membership)
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
             replaced = self._mode.averager
             averager.carry(replaced.residuals())

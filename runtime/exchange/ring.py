@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.runtime.compress.base import BlockCodec, Layout, Payload
 from paceline.runtime.exchange.base import Exchange
 from paceline.runtime.exchange.meter import StepMeter
+from paceline.runtime.exchange.packing import Packing
 from paceline.runtime.mapping.levels import Level
 
 
@@ -33,12 +34,13 @@ class Ring(Exchange):
     def __init__(self, codec: BlockCodec, group: dist.ProcessGroup, tiers: Sequence[Level]) -> None:
         super().__init__(codec, group, tiers)
         self._block = codec
+        self._packing = Packing(codec)
 
     def start(
         self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
     ) -> torch.futures.Future[Tensor]:
         """Encode, and exchange the payload."""
-        codec = self._block
+        codec, packing = self._block, self._packing
         payload = codec.encode(bucket)
         if unsent is not None:
             sent = torch.zeros_like(bucket)
@@ -46,7 +48,7 @@ class Ring(Exchange):
             unsent.add_(bucket).sub_(sent)
         future = self._reduce(payload, meter) if codec.linear else self._gather(payload, meter)
         # Gloo's own thread runs and drops this, and must not be the one that drops the group: nothing here holds it.
-        return future.then(lambda done: _decode(codec, done.value(), payload, bucket))
+        return future.then(lambda done: _decode(codec, packing, done.value(), payload, bucket))
 
     def _reduce(self, payload: Payload, meter: StepMeter) -> torch.futures.Future[Any]:
         (tensor,) = payload
@@ -57,7 +59,7 @@ class Ring(Exchange):
         return reduced
 
     def _gather(self, payload: Payload, meter: StepMeter) -> torch.futures.Future[Any]:
-        packed = torch.cat([tensor.view(torch.uint8) for tensor in payload])
+        packed = self._packing.pack(payload)
         meter.add_bytes(self.traffic_to_next, all_gather_bytes(packed.numel(), self.world_size))
         gathered = [torch.empty_like(packed) for _ in range(self.world_size)]
         work = dist.all_gather(gathered, packed, group=self.group, async_op=True)
@@ -65,7 +67,7 @@ class Ring(Exchange):
         return everything
 
 
-def _decode(codec: BlockCodec, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
+def _decode(codec: BlockCodec, packing: Packing, received: Any, payload: Payload, bucket: Tensor) -> Tensor:
     if codec.linear:
         (reduced,) = payload
         if reduced.data_ptr() == bucket.data_ptr():
@@ -74,10 +76,7 @@ def _decode(codec: BlockCodec, received: Any, payload: Payload, bucket: Tensor) 
         codec.decode((reduced,), bucket)
         return bucket
     bucket.zero_()
-    sizes = [tensor.numel() * tensor.element_size() for tensor in payload]
     # Every rank decodes in rank order, so all of them get the same bits.
     for packed in received:
-        pieces = packed.split(sizes)
-        unpacked = tuple(piece.view(tensor.dtype) for piece, tensor in zip(pieces, payload, strict=True))
-        codec.decode(unpacked, bucket)
+        codec.decode(packing.unpack(packed, bucket.numel()), bucket)
     return bucket

@@ -16,9 +16,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline.runtime.compress.base import BlockCodec, Layout, Payload
+from paceline.runtime.compress.base import BlockCodec, Layout
 from paceline.runtime.exchange.base import RELEASE_SECONDS, Exchange
 from paceline.runtime.exchange.meter import StepMeter
+from paceline.runtime.exchange.packing import Packing
 from paceline.runtime.exchange.plan import Plan, Stage, Transfer, make_plan
 from paceline.runtime.mapping.levels import Level
 
@@ -52,7 +53,7 @@ class Tiers(Exchange):
         self._plan = make_plan(levels, self.rank, self.world_size)
         self._chunk_elements = max(1, chunk_bytes // 4)
         self._coded_levels = range(self._plan.levels - 1 if slow_only else 0, self._plan.levels if codec.lossy else 0)
-        self._templates: dict[int, list[tuple[torch.dtype, int]]] = {}
+        self._packing = Packing(codec)
         self._tag = FIRST_TAG
         self._recent: deque[_Chunk] = deque(maxlen=AHEAD)
         stages = len(self._plan.stages)
@@ -154,7 +155,7 @@ class Tiers(Exchange):
             if self._codes(stage):
                 if not stage.reduces:
                     here.zero_()
-                self._block.decode(self._unpack(landing, stop - start), here)
+                self._block.decode(self._packing.unpack(landing, stop - start), here)
             elif stage.reduces:
                 here.add_(landing)
 
@@ -184,7 +185,7 @@ class Tiers(Exchange):
                 self._keep(chunk, stage, here - sent, start)
             if not stage.reduces:
                 here.copy_(sent)
-        return torch.cat([tensor.view(torch.uint8) for tensor in payload])
+        return self._packing.pack(payload)
 
     def _keep(self, chunk: "_Chunk", stage: Stage, dropped: Tensor, start: int) -> None:
         """Add what was dropped to what is sent later. In an all-gather every group drops the same, which one keeps."""
@@ -196,16 +197,6 @@ class Tiers(Exchange):
             low, high = max(first, start), min(last, start + len(dropped))
             if low < high:
                 chunk.unsent[low:high] += dropped[low - start : high - start]
-
-    def _unpack(self, packed: Tensor, elements: int) -> Payload:
-        template = self._templates.get(elements)
-        if template is None:
-            # Payloads of equally many elements are alike but for their content.
-            payload = self._block.encode(torch.zeros(elements))
-            template = [(tensor.dtype, tensor.numel() * tensor.element_size()) for tensor in payload]
-            self._templates[elements] = template
-        pieces = packed.split([size for _, size in template])
-        return tuple(piece.view(dtype) for piece, (dtype, _) in zip(pieces, template, strict=True))
 
 
 def _cuts(count: int, chunk: int) -> list[int]:

@@ -18,6 +18,7 @@ from paceline.runtime.domain.knobs import Rule
 from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, StepMeter, Tiers
 from paceline.runtime.knobs import KnobConfig, NoKnobs, knob
 from paceline.runtime.mapping.levels import Level
+from paceline.runtime.membership import Membership
 from paceline.runtime.registry import Registry
 
 CHUNK_BYTES = 2**21
@@ -52,22 +53,13 @@ class Replica:
     """The user's model, unwrapped."""
     optimizer: torch.optim.Optimizer
     """The user's optimizer over its parameters."""
-    shares: Sequence[int]
-    """Samples of a global batch, by rank."""
-    rank: int
-    """This rank."""
-    generation: int
-    """Number of the generation."""
-
-    def scale_of(self, part: int) -> float:
-        """Factor on the mean loss, or the parameter change, of a part of the global batch so that the plain mean over
-        all parts weighs samples equally: share x world size; 1 for even shares."""
-        return self.shares[part] * len(self.shares) / sum(self.shares)
+    membership: Membership
+    """Its place among the others."""
 
     @property
     def gradient_scale(self) -> float:
-        """The same for this rank's own part."""
-        return self.scale_of(self.rank)
+        """What makes this rank's part of the global batch count as much as it is large; see `Membership.scale_of`."""
+        return self.membership.scale_of(self.membership.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +97,9 @@ class SyncMode(ABC):
         self.bucket_bytes = int(config.bucket_mb * 2**20)
 
     @classmethod
-    def make_exchange(
-        cls, config: SyncConfig, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]
-    ) -> Exchange:
-        """What carries the buckets. `tiers` are those of the network between the ranks, the innermost first."""
-        return flat_exchange(codec, group, tiers)
+    def make_exchange(cls, config: SyncConfig, codec: Codec, membership: Membership) -> Exchange:
+        """What carries the buckets."""
+        return flat_exchange(codec, membership.group, membership.tiers)
 
     def serves(self, mode: "type[SyncMode]", config: SyncConfig, group: dist.ProcessGroup) -> bool:
         """Whether this object can go on under a new strategy, with nothing but another averager and gradient scale.
@@ -120,7 +110,7 @@ class SyncMode(ABC):
 
     def claim(self, steps_done: int) -> Claim:
         """What to train on next, when so many steps were done at the last barrier or, in lockstep, are done now."""
-        return Claim(steps_done + 1, self.replica.rank)
+        return Claim(steps_done + 1, self.replica.membership.rank)
 
     def set_out(self) -> None:
         """Every rank leaves a barrier."""

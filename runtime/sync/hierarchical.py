@@ -1,16 +1,14 @@
 """Gradients averaged every step, tier by tier."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-import torch.distributed as dist
 
 from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
 from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.domain.domains import Categorical, Number, PerRank
 from paceline.runtime.exchange import Conversation, Exchange, Tiers
 from paceline.runtime.knobs import NoKnobs, knob
-from paceline.runtime.mapping.levels import Level, grouping
+from paceline.runtime.mapping.levels import grouping
+from paceline.runtime.membership import Membership
 from paceline.runtime.sync.allreduce import AllReduce
 from paceline.runtime.sync.base import SYNC_MODES, SyncConfig
 
@@ -42,19 +40,17 @@ class Hierarchical(AllReduce):
     Config = HierarchicalConfig
 
     @classmethod
-    def make_exchange(
-        cls, config: SyncConfig, codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]
-    ) -> Exchange:
+    def make_exchange(cls, config: SyncConfig, codec: Codec, membership: Membership) -> Exchange:
         """Along the groups of `mapping.groups`."""
         assert isinstance(config, HierarchicalConfig)
         if isinstance(codec, JointCodec):
-            return Conversation(codec, cls.make_exchange(config, NoCodec(NoKnobs()), group, tiers))
+            return Conversation(codec, cls.make_exchange(config, NoCodec(NoKnobs()), membership))
         assert isinstance(codec, BlockCodec)
         return Tiers(
             codec,
-            group,
-            tiers,
-            levels=grouping(config.groups, tiers),
+            membership.group,
+            membership.tiers,
+            levels=grouping(config.groups, membership.tiers),
             chunk_bytes=int(config.chunk_mb * 2**20),
             slow_only=config.compressed_tier == "slow",
         )

@@ -5,6 +5,7 @@ import gc
 import os
 import socket
 import stat
+from collections.abc import Sequence
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -24,6 +25,7 @@ class Groups:
         self._me = (device, incarnation)
         self._connections: set[tuple[int, int]] = set()
         self._severed = False
+        self._store: dist.Store | None = None
 
     def rank_in(self, plan: control_pb2.Plan) -> int:
         """This worker's rank in the plan."""
@@ -37,7 +39,8 @@ class Groups:
         if not plan.keeps_group:
             self._destroy()
             before = _open_sockets()
-            store = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
+            server = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
+            store = dist.PrefixStore(f"generation-{plan.generation}", server)
             # Until the group stands, a rank waits at the store for its peers to appear.
             rendezvous = _open_sockets() - before
             self._wait_on(rendezvous)
@@ -46,14 +49,30 @@ class Groups:
             dist.distributed_c10d._world.group_count = 0
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore(f"generation-{plan.generation}", store),
+                store=store,
                 rank=self.rank_in(plan),
                 world_size=len(plan.members),
                 timeout=BUILD_TIMEOUT,
             )
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+            self._store = store
             self._wait_on(_open_sockets() - before - rendezvous)
         return self.current()
+
+    @property
+    def store(self) -> dist.Store:
+        """The store of the generation that made the current group; it outlives every worker."""
+        assert self._store is not None, "the server sends a plan first"
+        return self._store
+
+    def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
+        """A group of some ranks of the current one, this rank among them. A collective of those ranks."""
+        before = _open_sockets()
+        group = dist.new_group(ranks, timeout=BUILD_TIMEOUT, use_local_synchronization=True)
+        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        self._wait_on(self._connections | (_open_sockets() - before))
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def current(self) -> dist.ProcessGroup:
         """The group that was entered last."""

@@ -13,7 +13,8 @@ from paceline.runtime.errors import PacelineError
 from paceline.runtime.launch.base import WorkerAddress
 from paceline.runtime.mapping.levels import Level
 from paceline.runtime.measure import StepReport
-from paceline.runtime.session import Membership, Session
+from paceline.runtime.membership import Membership
+from paceline.runtime.session import Session
 from paceline.runtime.snapshot.state import ReplicaState
 from paceline.runtime.snapshot.store import SnapshotStore
 from paceline.runtime.worker.device import measure_device
@@ -150,7 +151,14 @@ class Executor:
         self._hand_over_state(plan, rank, group)
         strategy = Strategy.of(settings_from_message(plan.strategy))
         tiers = tuple(Level(name=level.name, groups=tuple(level.groups)) for level in plan.levels)
-        membership = Membership(generation=plan.generation, group=group, shares=tuple(plan.shares), tiers=tiers)
+        membership = Membership(
+            generation=plan.generation,
+            group=group,
+            shares=tuple(plan.shares),
+            store=self._groups.store,
+            tiers=tiers,
+            subgroup=self._groups.subgroup,
+        )
         self._current().join(membership, strategy, self._current_workload().loss)
         self._state_complete = True
 
