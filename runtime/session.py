@@ -235,7 +235,7 @@ class Session:
     def set_out(self) -> None:
         """Leave a barrier: the time until now does not count as training."""
         self._last_end = None
-        self.mode.set_out()
+        self.mode.set_out(self.steps_done)
 
     def arrive(self, step: int, report: StepReport | None) -> StepReport | None:
         """Come to the barrier behind `step`, where the mode is not in lockstep; the report of this rank's last step,

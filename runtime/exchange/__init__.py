@@ -5,6 +5,7 @@ from paceline.runtime.exchange.base import Exchange
 from paceline.runtime.exchange.joint import Conversation
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.exchange.ring import Ring, all_gather_bytes, all_reduce_bytes
+from paceline.runtime.exchange.shards import Shard, Shards
 from paceline.runtime.exchange.tiers import Tiers
 
 __all__ = [
@@ -12,6 +13,8 @@ __all__ = [
     "Conversation",
     "Exchange",
     "Ring",
+    "Shard",
+    "Shards",
     "StepMeter",
     "Tiers",
     "all_gather_bytes",

@@ -25,7 +25,7 @@ class BucketAverager:
     """Averages buckets over a process group. Calls must come in the same order on all ranks."""
 
     def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
+        self.exchange = exchange
         self.meter = StepMeter()
         self.measure_norms = False
         self._residuals: dict[Layout, Tensor] = {}
@@ -36,26 +36,26 @@ class BucketAverager:
     @property
     def group(self) -> dist.ProcessGroup:
         """The ranks that are averaged over."""
-        return self._exchange.group
+        return self.exchange.group
 
     @property
     def world_size(self) -> int:
         """Ranks that are averaged over."""
-        return self._exchange.world_size
+        return self.exchange.world_size
 
     @property
     def rank(self) -> int:
         """This rank."""
-        return self._exchange.rank
+        return self.exchange.rank
 
     def release(self) -> None:
         """Let go of the group."""
-        self._exchange.release()
+        self.exchange.release()
 
     @property
     def needs_layout(self) -> bool:
         """Whether `start` looks at the layout: there are residuals to add or to keep."""
-        exchange = self._exchange
+        exchange = self.exchange
         return exchange.needs_layout or exchange.codec.error_feedback or bool(self._carried) or bool(self._residuals)
 
     def start(self, bucket: Tensor, layout: Layout) -> torch.futures.Future[Tensor]:
@@ -67,7 +67,7 @@ class BucketAverager:
         self._add_residual(bucket, layout)
         # Dividing before encoding keeps the sum of large fp16 gradients finite.
         bucket.div_(world_size)
-        unsent = torch.zeros_like(bucket) if self._exchange.codec.error_feedback else None
+        unsent = torch.zeros_like(bucket) if self.exchange.codec.error_feedback else None
         if unsent is not None:
             self._staged[layout] = unsent
 
@@ -79,18 +79,18 @@ class BucketAverager:
             meter.intervals.append((began, time.perf_counter()))
             return mean
 
-        return self._exchange.start(bucket, layout, unsent, meter).then(finish)
+        return self.exchange.start(bucket, layout, unsent, meter).then(finish)
 
     def count_broadcast(self, size: int) -> None:
         """Count a broadcast of so many bytes by rank 0, which is done elsewhere."""
         if self.rank == 0:
             for peer in range(1, self.world_size):
-                self.meter.add_bytes(self._exchange.traffic_to(peer), size)
+                self.meter.add_bytes(self.exchange.traffic_to(peer), size)
 
     def count_all_reduce(self, size: int) -> None:
         """Count a ring all-reduce of so many bytes, which is done elsewhere."""
         sent = all_reduce_bytes(size, self.world_size, self.rank)
-        self.meter.add_bytes(self._exchange.traffic_to_next, sent)
+        self.meter.add_bytes(self.exchange.traffic_to_next, sent)
 
     def _add_residual(self, bucket: Tensor, layout: Layout) -> None:
         residual = self._residuals.get(layout)
@@ -128,7 +128,7 @@ class BucketAverager:
 
     @property
     def _joint(self) -> JointCodec | None:
-        codec = self._exchange.codec
+        codec = self.exchange.codec
         return codec if isinstance(codec, JointCodec) else None
 
     def codec_state(self) -> tuple[dict[str, Tensor], int]:
@@ -143,7 +143,7 @@ class BucketAverager:
     @property
     def codec_name(self) -> str:
         """The codec's registered name."""
-        return self._exchange.codec.name
+        return self.exchange.codec.name
 
     def residuals(self) -> dict[str, Tensor]:
         """What has not been sent yet, by parameter name, flat; independent of the bucket layout."""

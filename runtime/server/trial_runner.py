@@ -23,6 +23,7 @@ from paceline.runtime.server.record import Record, Request
 from paceline.runtime.server.steps import StepCollector
 from paceline.runtime.server.timeline import Timeline
 from paceline.runtime.snapshot.store import SnapshotStore
+from paceline.runtime.sync import SYNC_MODES
 
 FOREVER = 2**62
 """A step that no trial reaches: train until something asks for a barrier."""
@@ -384,4 +385,6 @@ class TrialRunner:
 
 def _follows_speed(strategy: Strategy) -> bool:
     rule = str(strategy["mapping.batch_share"])
-    return rule in SHARES.names() and SHARES.get(rule).follows_speed
+    # Out of lockstep no part of a batch belongs to a device.
+    in_lockstep = SYNC_MODES.get(str(strategy["sync.mode"])).lockstep
+    return in_lockstep and rule in SHARES.names() and SHARES.get(rule).follows_speed

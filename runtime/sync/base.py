@@ -112,8 +112,8 @@ class SyncMode(ABC):
         """What to train on next, when so many steps were done at the last barrier or, in lockstep, are done now."""
         return Claim(steps_done + 1, self.replica.membership.rank)
 
-    def set_out(self) -> None:
-        """Every rank leaves a barrier."""
+    def set_out(self, steps_done: int) -> None:
+        """Every rank leaves a barrier, where so many steps are done."""
 
     @abstractmethod
     def step(self, loss_function: LossFunction) -> StepOutcome:

@@ -26,6 +26,8 @@ class Groups:
         self._connections: set[tuple[int, int]] = set()
         self._severed = False
         self._store: dist.Store | None = None
+        self._rendezvous: set[tuple[int, int]] = set()
+        self._generation = 0
 
     def rank_in(self, plan: control_pb2.Plan) -> int:
         """This worker's rank in the plan."""
@@ -36,14 +38,15 @@ class Groups:
 
         Whether that one is kept is the server's to say: a rank cannot know whether its peers have left it meanwhile.
         """
+        self._generation = plan.generation
         if not plan.keeps_group:
             self._destroy()
             before = _open_sockets()
             server = dist.TCPStore(plan.store_host, plan.store_port, is_master=False, timeout=BUILD_TIMEOUT)
             store = dist.PrefixStore(f"generation-{plan.generation}", server)
             # Until the group stands, a rank waits at the store for its peers to appear.
-            rendezvous = _open_sockets() - before
-            self._wait_on(rendezvous)
+            self._rendezvous = _open_sockets() - before
+            self._wait_on(self._rendezvous)
             # torch numbers the groups of a process and puts the number into the store's keys, so a rank whose last
             # attempt failed would wait for its peers under keys of its own.
             dist.distributed_c10d._world.group_count = 0
@@ -56,7 +59,7 @@ class Groups:
             )
             dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
             self._store = store
-            self._wait_on(_open_sockets() - before - rendezvous)
+            self._wait_on(_open_sockets() - before - self._rendezvous)
         return self.current()
 
     @property
@@ -66,11 +69,20 @@ class Groups:
         return self._store
 
     def subgroup(self, ranks: Sequence[int]) -> dist.ProcessGroup:
-        """A group of some ranks of the current one, this rank among them. A collective of those ranks."""
-        before = _open_sockets()
+        """A group of some ranks of the current one, this rank among them. A collective of those ranks.
+
+        No two of the same ranks may be made in one generation.
+        """
+        connections, before = self._connections, _open_sockets()
+        self._wait_on(connections | self._rendezvous)
+        # torch names such a group by its ranks, and one of the same ranks that was made before has left its addresses
+        # under that name.
+        pg_map = dist.distributed_c10d._world.pg_map
+        backend, _ = pg_map[self.current()]
+        pg_map[self.current()] = (backend, dist.PrefixStore(f"subgroups-{self._generation}", self.store))
         group = dist.new_group(ranks, timeout=BUILD_TIMEOUT, use_local_synchronization=True)
         dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
-        self._wait_on(self._connections | (_open_sockets() - before))
+        self._wait_on(connections | (_open_sockets() - before))
         assert isinstance(group, dist.ProcessGroup)
         return group
 

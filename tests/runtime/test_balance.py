@@ -127,8 +127,8 @@ def test_the_profile_keeps_its_median_and_takes_the_ratios() -> None:
 
 def report(rank: int, sent: dict[str, int]) -> StepReport:
     return StepReport(
-        step=1, generation=1, rank=rank, seconds=1.0, split=StepSplit(), optimizer_seconds=0.0, loss=0.0, sample_start=0,
-        sample_stop=1, wire_bytes=sent, local_square_norm=None, mean_square_norm=None,
+        step=1, generation=1, rank=rank, seconds=1.0, split=StepSplit(), optimizer_seconds=0.0, loss=0.0,
+        sample_start=0, sample_stop=1, wire_bytes=sent, local_square_norm=None, mean_square_norm=None,
     )  # fmt: skip
 
 
