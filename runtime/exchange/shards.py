@@ -68,6 +68,11 @@ class Shard:
                 raise self._error
             return self._version, self._values
 
+    @property
+    def error(self) -> BaseException | None:
+        """What `fail` was told first."""
+        return self._error
+
     def fail(self, error: BaseException) -> None:
         """Nothing more will come: whoever waits, or comes to wait, gets the error."""
         with self._changed:
@@ -145,12 +150,21 @@ class Shards(Exchange):
                 for work in works:
                     work.wait()
             except Exception as error:
+                self.own.fail(error)
                 gone.set_exception(error)  # type: ignore[arg-type]
             else:
                 gone.set_result(bucket)
 
         self._client.submit(finish)
         return gone
+
+    def settle(self, pushes: Sequence[torch.futures.Future[Tensor]]) -> None:
+        """Wait until buckets are gone. Raises what went wrong, of its own type, which torch's futures do not keep."""
+        try:
+            for push in pushes:
+                push.wait()
+        except Exception as error:
+            raise self.own.error or error from None
 
     def pull(self, version: int) -> "Future[list[tuple[int, Tensor]]]":
         """Ask for all shards, each once its version is at least this: their versions and values, by rank."""

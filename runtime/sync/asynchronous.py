@@ -157,8 +157,7 @@ class Asynchronous(SyncMode):
         oldest = claim.step - 1 - self._staleness
         if self._version < oldest:
             self._load(self._shards.result(self._shards.pull(oldest)), self._copy)
-        for push in self._pushes:
-            push.wait()
+        self._shards.settle(self._pushes)
         exposed = time.perf_counter() - began
         if self._staleness:
             self._pulling = self._shards.pull(0)
@@ -194,8 +193,7 @@ class Asynchronous(SyncMode):
 
     def arrive(self, step: int) -> StepMeter:
         """Wait until all gradients are applied, and give every rank all weights and the whole optimizer state."""
-        for push in self._pushes:
-            push.wait()
+        self._shards.settle(self._pushes)
         if self._pulling is not None:
             self._shards.result(self._pulling)
         replies = self._shards.result(self._shards.pull(step))

@@ -16,14 +16,14 @@ Weights = Callable[[str], list[str]]
 STEPS = 7
 MODES = SYNC_MODES.names()
 PHASES = ("forward", "backward", "optimizer")
-EXACT = [mode for mode in MODES if SYNC_MODES.get(mode).replicas_equal]
+PERIODIC = [mode for mode in MODES if SYNC_MODES.get(mode).lockstep and not SYNC_MODES.get(mode).replicas_equal]
+"""Modes that go on from the last averaging; the others from the last step, or from the last barrier."""
 
 
 def settings_of(embedded: EmbeddedRuntime, mode: str) -> Settings:
     """A mode with a sync point after steps 3 and 6, where it has such a thing."""
-    users = embedded.describe_knobs()["sync.period"].requires
-    assert users is not None
-    return {"sync.mode": mode} | ({"sync.period": 3} if mode in users.values else {})
+    special: dict[str, Settings] = {"async": {"sync.staleness": 0}, **dict.fromkeys(PERIODIC, {"sync.period": 3})}
+    return {"sync.mode": mode, **special.get(mode, {})}
 
 
 def spec_of(embedded: EmbeddedRuntime, mode: str, **fields: object) -> TrialSpec:

@@ -9,8 +9,8 @@ from paceline.runtime.server import fleet, generations
 from paceline.runtime.server.fleet import Worker
 from paceline.runtime.server.trial_runner import TrialRunner
 from tests.runtime.faults.support import (
-    EXACT,
     MODES,
+    PERIODIC,
     PHASES,
     STEPS,
     Inject,
@@ -54,7 +54,7 @@ def test_recovery_is_another_generation_from_the_last_agreed_step(
     events = run(embedded, spec_of(embedded, mode))
     first, second = [event for event in events if isinstance(event, TrialStarted)]
     assert second.generation > first.generation
-    assert second.step == (4 if mode in EXACT else 3)
+    assert second.step == (3 if mode in PERIODIC else 4)
     assert second.strategy == first.strategy
     assert result_of(events).generations == 2
     assert (result_of(events).steps, result_of(events).samples) == (STEPS, STEPS * 13)
