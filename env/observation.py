@@ -13,7 +13,7 @@ from paceline.env.belief import Belief
 from paceline.env.demand import demand
 from paceline.env.gain import best_trial, is_valid, log_gain
 from paceline.runtime.domain.cluster import Cluster
-from paceline.runtime.domain.domains import Categorical, PerRank
+from paceline.runtime.domain.domains import Categorical, Integers, PerRank
 from paceline.runtime.domain.knobs import Knob, KnobSpace
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import TrialResult
@@ -209,7 +209,7 @@ def _knob_features(knob: Knob) -> list[str]:
     domain = knob.domain
     if isinstance(domain, Categorical):
         names = [f"{knob.name}={choice}" for choice in domain.choices]
-    elif isinstance(domain, PerRank):
+    elif isinstance(domain, PerRank | Integers):
         names = [f"{knob.name}={rule}" for rule in (*domain.named, "explicit")]
     else:
         names = [knob.name]
@@ -220,7 +220,7 @@ def _encode_knob(space: KnobSpace, knob: Knob, strategy: Strategy) -> list[float
     domain, value = knob.domain, strategy[knob.name]
     if isinstance(domain, Categorical):
         code = [float(value == choice) for choice in domain.choices]
-    elif isinstance(domain, PerRank):
+    elif isinstance(domain, PerRank | Integers):
         code = [float(value == rule) for rule in domain.named]
         code.append(float(value not in domain.named))
     else:

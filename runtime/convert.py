@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from paceline.proto.paceline.v1 import runtime_pb2, types_pb2
-from paceline.runtime.domain.domains import Boolean, Categorical, Domain, KnobValue, Number, PerRank
+from paceline.runtime.domain.domains import Boolean, Categorical, Domain, Integers, KnobValue, Number, PerRank
 from paceline.runtime.domain.events import (
     Evaluated,
     SnapshotTaken,
@@ -36,6 +36,7 @@ _DOMAINS: dict[str, type[Domain]] = {
     "categorical": Categorical,
     "number": Number,
     "per_rank": PerRank,
+    "integers": Integers,
 }
 _EVENTS: dict[str, type[TrialEvent]] = {
     "started": TrialStarted,
@@ -117,7 +118,7 @@ def _fill(message: Any, value: Any) -> None:
 def _set(message: Any, name: str, item: Any) -> None:
     if isinstance(item, Strategy):
         getattr(message, name).CopyFrom(strategy_to_message(item))
-    elif isinstance(item, Boolean | Categorical | Number | PerRank):
+    elif isinstance(item, Boolean | Categorical | Number | PerRank | Integers):
         field = next(key for key, domain in _DOMAINS.items() if isinstance(item, domain))
         getattr(message.domain, field).SetInParent()
         _fill(getattr(message.domain, field), item)

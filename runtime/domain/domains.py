@@ -187,4 +187,53 @@ class PerRank:
         return self.named.index(str(value)) / len(self.named) if value in self.named else 1.0
 
 
-Domain = Boolean | Categorical | Number | PerRank
+@dataclass(frozen=True, kw_only=True)
+class Integers:
+    """A named rule, or a few whole numbers in [low, high], written as "1,2,4"."""
+
+    named: tuple[str, ...]
+    """Names of the rules; at least one."""
+    low: int
+    """Smallest legal number, inclusive."""
+    high: int
+    """Largest legal number, inclusive."""
+    most: int
+    """How many numbers there may be."""
+    distinct: bool = False
+    """Whether no number may stand twice."""
+
+    def check(self, value: Any, *, world_size: int | None = None) -> KnobValue:
+        """Return the text in canonical form. Raises ValueRefused with the rule and the nearest name or an example."""
+        if value in self.named:
+            return str(value)
+        different = " different" if self.distinct else ""
+        rule = (
+            f"must be {', '.join(self.named)} or at most {self.most}{different} whole numbers from {self.low} to "
+            f"{self.high}"
+        )
+        near = difflib.get_close_matches(str(value), self.named, n=1, cutoff=0.6)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; for example {self.low},{self.low + 1}"
+        try:
+            numbers = parse_integers(value) if isinstance(value, str) else ()
+        except ValueRefused:
+            numbers = ()
+        fits = all(self.low <= number <= self.high for number in numbers)
+        twice = self.distinct and len(set(numbers)) < len(numbers)
+        if not 0 < len(numbers) <= self.most or not fits or twice:
+            raise ValueRefused(rule + hint)
+        return ",".join(map(str, numbers))
+
+    def parse(self, text: str) -> KnobValue:
+        """Read a name or a list from text; raises ValueRefused."""
+        return self.check(text)
+
+    def grid(self, count: int) -> tuple[KnobValue, ...]:
+        """The named rules."""
+        return self.named
+
+    def unit(self, value: KnobValue) -> float:
+        """Position among the named rules in [0, 1]; 1.0 for an explicit list."""
+        return self.named.index(str(value)) / len(self.named) if value in self.named else 1.0
+
+
+Domain = Boolean | Categorical | Number | PerRank | Integers

@@ -24,7 +24,7 @@ from paceline.runtime.convert import (
     to_message,
 )
 from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link, Tier
-from paceline.runtime.domain.domains import Boolean, Categorical, Domain, KnobValue, Number, PerRank
+from paceline.runtime.domain.domains import Boolean, Categorical, Domain, Integers, KnobValue, Number, PerRank
 from paceline.runtime.domain.events import (
     Evaluated,
     SnapshotTaken,
@@ -52,6 +52,14 @@ DOMAINS: st.SearchStrategy[Domain] = st.one_of(
     st.builds(Categorical, choices=st.lists(st.text(), min_size=1).map(tuple)),
     st.builds(Number, low=st.floats(1, 9), high=st.floats(10, 99), log=st.booleans(), integer=st.booleans()),
     st.builds(PerRank, named=st.lists(st.text()).map(tuple), permutation=st.booleans()),
+    st.builds(
+        Integers,
+        named=st.lists(st.text(), min_size=1).map(tuple),
+        low=st.integers(-9, 0),
+        high=st.integers(1, 9),
+        most=st.integers(1, 9),
+        distinct=st.booleans(),
+    ),
 )
 
 CONSTRAINED: dict[type, dict[str, st.SearchStrategy[Any]]] = {

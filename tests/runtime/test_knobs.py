@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.runtime.compress.base import CODECS
-from paceline.runtime.domain.domains import Boolean, Categorical, Domain, KnobValue, Number, PerRank, ValueRefused
+from paceline.runtime.domain.domains import (
+    Boolean,
+    Categorical,
+    Domain,
+    Integers,
+    KnobValue,
+    Number,
+    PerRank,
+    ValueRefused,
+)
 from paceline.runtime.domain.knobs import Knob, KnobSpace, Requirement, Rule
 from paceline.runtime.errors import IllegalStrategy, UnknownName
 from paceline.runtime.knobs import KnobConfig, NoKnobs, config_from, field_docs, knob, knob_space, plugin_knobs
@@ -69,7 +78,10 @@ def test_grid_values_are_legal_readable_from_text_and_within_the_unit_interval(d
 
 def test_equal_spaces_have_equal_versions_whatever_the_docs() -> None:
     space = knob_space()
-    reworded = KnobSpace(knobs=tuple(dataclasses.replace(each, doc="other") for each in space.knobs))
+    reworded = KnobSpace(
+        knobs=tuple(dataclasses.replace(each, doc="other") for each in space.knobs),
+        rules=tuple(dataclasses.replace(rule, because="other") for rule in space.rules),
+    )
     assert reworded.version == space.version
 
 
@@ -306,3 +318,20 @@ def test_rules_name_knobs_and_values_that_exist_and_spare_the_default() -> None:
         for name, values in ((rule.knob, rule.values), (rule.other, rule.allowed)):
             assert all(space[name].domain.check(value) == value for value in values)
         assert rule.permits(space.default)
+
+
+FEW = Integers(named=("beside",), low=0, high=9, most=3, distinct=True)
+
+
+@pytest.mark.parametrize(("text", "value"), [("beside", "beside"), (" 3, 1", "3,1"), ("9", "9")])
+def test_a_few_integers_are_read_into_canonical_form(text: str, value: str) -> None:
+    assert FEW.parse(text) == FEW.check(value) == value
+
+
+@pytest.mark.parametrize("text", ["", "1,1", "1,2,3,4", "-1", "10", "1.5", "one"])
+def test_integers_outside_the_domain_are_refused_with_the_rule(text: str) -> None:
+    rule = "^must be beside or at most 3 different whole numbers from 0 to 9; for example 0,1$"
+    with pytest.raises(ValueRefused, match=rule):
+        FEW.parse(text)
+    with pytest.raises(ValueRefused, match="did you mean 'beside'"):
+        FEW.parse("besides")

@@ -143,10 +143,47 @@ class Domain(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class Integers(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        NAMED_FIELD_NUMBER: _builtins.int
+        LOW_FIELD_NUMBER: _builtins.int
+        HIGH_FIELD_NUMBER: _builtins.int
+        MOST_FIELD_NUMBER: _builtins.int
+        DISTINCT_FIELD_NUMBER: _builtins.int
+        low: _builtins.int
+        """Inclusive."""
+        high: _builtins.int
+        """Inclusive."""
+        most: _builtins.int
+        """How many numbers there may be."""
+        distinct: _builtins.bool
+        """No number stands twice."""
+        @_builtins.property
+        def named(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+            """Registered rules."""
+
+        def __init__(
+            self,
+            *,
+            named: _abc.Iterable[_builtins.str] | None = ...,
+            low: _builtins.int = ...,
+            high: _builtins.int = ...,
+            most: _builtins.int = ...,
+            distinct: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["distinct", b"distinct", "high", b"high", "low", b"low", "most", b"most", "named", b"named"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     BOOLEAN_FIELD_NUMBER: _builtins.int
     CATEGORICAL_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     PER_RANK_FIELD_NUMBER: _builtins.int
+    INTEGERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def boolean(self) -> Global___Domain.Boolean: ...
     @_builtins.property
@@ -155,6 +192,8 @@ class Domain(_message.Message):
     def number(self) -> Global___Domain.Number: ...
     @_builtins.property
     def per_rank(self) -> Global___Domain.PerRank: ...
+    @_builtins.property
+    def integers(self) -> Global___Domain.Integers: ...
     def __init__(
         self,
         *,
@@ -162,12 +201,13 @@ class Domain(_message.Message):
         categorical: Global___Domain.Categorical | None = ...,
         number: Global___Domain.Number | None = ...,
         per_rank: Global___Domain.PerRank | None = ...,
+        integers: Global___Domain.Integers | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "categorical", b"categorical", "domain", b"domain", "number", b"number", "per_rank", b"per_rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "categorical", b"categorical", "domain", b"domain", "integers", b"integers", "number", b"number", "per_rank", b"per_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "categorical", b"categorical", "domain", b"domain", "number", b"number", "per_rank", b"per_rank"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["boolean", b"boolean", "categorical", b"categorical", "domain", b"domain", "integers", b"integers", "number", b"number", "per_rank", b"per_rank"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_domain: _TypeAlias = _typing.Literal["boolean", "categorical", "number", "per_rank"]  # noqa: Y015
+    _WhichOneofReturnType_domain: _TypeAlias = _typing.Literal["boolean", "categorical", "number", "per_rank", "integers"]  # noqa: Y015
     _WhichOneofArgType_domain: _TypeAlias = _typing.Literal["domain", b"domain"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_domain) -> _WhichOneofReturnType_domain | None: ...
 

@@ -22,7 +22,7 @@ PERIODIC = [mode for mode in MODES if SYNC_MODES.get(mode).lockstep and not SYNC
 
 def settings_of(embedded: EmbeddedRuntime, mode: str) -> Settings:
     """A mode with a sync point after steps 3 and 6, where it has such a thing."""
-    special: dict[str, Settings] = {"async": {"sync.staleness": 0}, **dict.fromkeys(PERIODIC, {"sync.period": 3})}
+    special: dict[str, Settings] = {"async": {"sync.staleness": 0}, **{name: {"sync.period": 3} for name in PERIODIC}}
     return {"sync.mode": mode, **special.get(mode, {})}
 
 
