@@ -29,6 +29,10 @@ class StepReport:
     """One past the last."""
     staleness: int = 0
     """Updates of the weights that its gradient knew nothing of when it was applied."""
+    skipped: bool = False
+    """Whether its gradient, or the mean that it is part of, was not finite, so that it was not applied."""
+    loss_scale: float = 1.0
+    """Factor on the loss against gradients that are too small for the number format; 1 where none is needed."""
     wire_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes sent by this rank, per tier."""
     local_square_norm: float | None = None

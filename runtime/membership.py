@@ -21,10 +21,17 @@ class Membership:
     store: dist.Store
     """Keys and counters that all ranks of the generation see."""
     tiers: Sequence[Level] = ()
-    """Tiers of the network between the ranks, the innermost first."""
+    """Tiers of the network between the ranks and their reducers, the innermost first."""
+    links: dist.ProcessGroup | None = None
+    """The ranks that train, under the same numbers, and behind them their reducers; None where there are none."""
     subgroup: Callable[[Sequence[int]], dist.ProcessGroup]
     """Make a process group of some of the ranks, this one among them. A collective of those; whoever makes it destroys
     it with `torch.distributed.destroy_process_group`."""
+
+    @property
+    def reducers(self) -> int:
+        """Processes that only add up what the ranks send."""
+        return self.links.size() - self.world_size if self.links is not None else 0
 
     @property
     def rank(self) -> int:

@@ -24,7 +24,7 @@ from paceline.runtime.exchange import BucketAverager
 from paceline.runtime.knobs import config_from
 from paceline.runtime.measure import StepReport
 from paceline.runtime.membership import Membership
-from paceline.runtime.precision import RECIPES
+from paceline.runtime.precision import RECIPES, LossScale
 from paceline.runtime.samples import SampleStream, rank_range
 from paceline.runtime.snapshot.state import (
     ReplicaState,
@@ -73,6 +73,7 @@ class Session:
         self._restored: ReplicaState | None = None
         self._last_end: float | None = None
         self._claim: Claim | None = None
+        self._loss_scale = LossScale()
 
     @classmethod
     def attach(cls, model: nn.Module, optimizer: torch.optim.Optimizer, data: Data, *, seed: int = 0) -> Self:
@@ -94,18 +95,22 @@ class Session:
     def join(self, membership: Membership, strategy: Strategy, loss: BatchLoss) -> None:
         """Enter a generation: set up the sync mode, codec and precision of the strategy on its group.
 
-        What was left unsent is added to the next exchange, whatever the codec, if the sync mode stays the same. When
-        it changes, residuals are dropped, as a gradient is no parameter change, and replicas that drifted apart are
-        averaged first, optimizer state included.
+        What was left unsent is added to the next exchange, whatever the codec. When the sync mode changes, replicas
+        that drifted apart are averaged first, optimizer state included. Where one mode exchanges gradients and the
+        other changes of parameters, unsent changes are made to the replicas before that, and unsent gradients are
+        added to the next gradient.
         """
         mode_class = SYNC_MODES.get(str(strategy["sync.mode"]))
         codec_class = CODECS.get(str(strategy["compress.codec"]))
         config = config_from(mode_class.Config, strategy)
         self._precision = RECIPES.get(str(strategy["precision.compute"]))()
+        self._loss_scale.configure(scales=self._precision.scales_loss, checks=strategy["precision.phases"] != "off")
         self._membership = membership
         codec = codec_class(config_from(codec_class.Config, strategy))
         averager = BucketAverager(mode_class.make_exchange(config, codec, membership))
-        replica = Replica(model=self.model, optimizer=self.optimizer, membership=membership)
+        replica = Replica(
+            model=self.model, optimizer=self.optimizer, membership=membership, loss_scale=self._loss_scale
+        )
         if self._mode is not None and self._mode.serves(mode_class, config, membership.group):
             replaced = self._mode.averager
             averager.carry(replaced.residuals())
@@ -117,12 +122,20 @@ class Session:
         self.suspend()
         before = self._restored
         same_mode = before is not None and before.numbers["sync.mode"] == mode_class.name
+        unsent = before.parts["residuals"] if before is not None else {}
+        sent_changes = before is not None and SYNC_MODES.get(before.numbers["sync.mode"]).sends_changes
         if before is not None and not same_mode and not before.numbers["replicas_equal"]:
+            if sent_changes and not mode_class.sends_changes:
+                self._make_changes(unsent)
+                unsent = {}
             self._merge(membership.group)
         mode = mode_class(config, replica, averager)
         if before is not None and same_mode:
             mode.load_state(before.parts["sync"], before.numbers["sync"])
-            averager.carry(before.parts["residuals"])
+        if sent_changes:
+            averager.carry(unsent)
+        else:
+            mode.take_over(unsent)
         if before is not None and before.numbers["codec"] == averager.codec_name:
             averager.load_codec_state(before.parts["codec"], before.numbers["codec_steps"])
         self._membership = membership
@@ -158,6 +171,12 @@ class Session:
         moments, _ = optimizer_state(self.optimizer)
         average_in_place([*model_tensors(self.model).values(), *moments.values()], group)
 
+    @torch.no_grad()
+    def _make_changes(self, unsent: dict[str, Tensor]) -> None:
+        parameters = dict(self.model.named_parameters())
+        for name, change in unsent.items():
+            parameters[name].sub_(change.view_as(parameters[name]))
+
     def _range(self, claim: Claim) -> tuple[int, int]:
         """Half-open range of stream positions."""
         shares = self.membership.shares
@@ -175,7 +194,7 @@ class Session:
         return self._claim.step
 
     def _loss(self, module: nn.Module, batch: Any, loss: BatchLoss) -> Tensor:
-        with self._precision.forward_context("cpu"):
+        with self._precision.forward_context(next(module.parameters()).device.type):
             return loss(module, batch)
 
     def step(self, loss: BatchLoss) -> StepReport:
@@ -190,13 +209,16 @@ class Session:
         loading = time.perf_counter()
         batch = self._batch(claim)
         data_wait = time.perf_counter() - loading
-        outcome = mode.step(lambda module: self._loss(module, batch, loss))
+        loss_scale = self._loss_scale.factor
+        with self._precision.step_context():
+            outcome = mode.step(lambda module: self._loss(module, batch, loss))
         averager.commit_step()
         if mode.lockstep:
             self._advance(claim.step)
         self._last_end = time.perf_counter()
         seconds = self._last_end - began
         meter = averager.meter
+        measured = measure_norms and not outcome.skipped
         # The bucket held the gradient times this factor.
         scale = mode.replica.gradient_scale
         return StepReport(
@@ -216,8 +238,10 @@ class Session:
             sample_start=start,
             sample_stop=stop,
             wire_bytes=meter.wire_bytes,
-            local_square_norm=meter.local_square_norm / scale**2 if measure_norms else None,
-            mean_square_norm=meter.mean_square_norm if measure_norms else None,
+            skipped=outcome.skipped,
+            loss_scale=loss_scale,
+            local_square_norm=meter.local_square_norm / scale**2 if measured else None,
+            mean_square_norm=meter.mean_square_norm if measured else None,
         )
 
     def settle(self) -> None:
@@ -238,11 +262,12 @@ class Session:
         self.mode.set_out(self.steps_done)
 
     def arrive(self, step: int, report: StepReport | None) -> StepReport | None:
-        """Come to the barrier behind `step`, where the mode is not in lockstep; the report of this rank's last step,
-        with what the way there took."""
+        """Come to the barrier behind `step`; the report of this rank's last step, if it is still to be given, with what
+        the way there took."""
         began = time.perf_counter()
         meter = self.mode.arrive(step)
-        self._advance(step)
+        if not self.mode.lockstep:
+            self._advance(step)
         if report is None:
             return None
         seconds, split = time.perf_counter() - began, report.split
@@ -267,10 +292,16 @@ class Session:
 
         False if there is none: the replica was restored between two sync points, and none has come since.
         """
+        drifted = self._restored is not None and not self._restored.numbers["replicas_equal"]
         if self._mode is not None:
             self.optimizer.zero_grad()
-            self.suspend()
-        if self._restored is None or self._restored.numbers["replicas_equal"]:
+            drifted = not self._mode.replicas_equal
+            if drifted:
+                # What is under way has failed with the step, so there is no live state to keep.
+                self.leave()
+            else:
+                self.suspend()
+        if not drifted:
             return True
         if self._agreed is None:
             return False
@@ -298,6 +329,7 @@ class Session:
                 "codec": self.mode.averager.codec_name,
                 "codec_steps": codec_steps,
                 "replicas_equal": self.mode.replicas_equal,
+                "loss_scale": self._loss_scale.state(),
                 "steps_done": self.steps_done,
                 "cursor": self.cursor,
             },
@@ -314,6 +346,7 @@ class Session:
             torch.set_rng_state(state.parts["rng"]["torch"].clone())
         else:
             state = ReplicaState(parts={**state.parts, "residuals": {}}, numbers=state.numbers)
+        self._loss_scale.load_state(state.numbers["loss_scale"])
         self.steps_done = state.numbers["steps_done"]
         self.cursor = state.numbers["cursor"]
         self._restored = state

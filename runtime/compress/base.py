@@ -46,6 +46,10 @@ class BlockCodec(Codec):
     linear: ClassVar[bool]
     """Whether payloads of the ranks may be summed on the wire (all-reduce); if not, they must be decoded first."""
 
+    faithful: ClassVar[bool] = False
+    """Whether every element arrives to within a rounding error, so that a sum may be encoded where no error feedback
+    makes good what that drops."""
+
     @property
     def sums_at_owners(self) -> bool:
         """How a flat exchange adds up. True: each rank decodes and sums its part of the bucket in fp32 and sends the
@@ -91,12 +95,14 @@ class JointCodec(Codec):
         self._memory: dict[str, Tensor] = {}
         self._staged: dict[str, Tensor] = {}
         self._exchanged = False
+        self._unfinished = False
 
     @abstractmethod
     def converse(self, bucket: Tensor, layout: Layout, world_size: int) -> Generator[Tensor, Tensor, Joint]:
         """Yield each fp32 tensor that is to be summed over all ranks, and get the sum back; return the outcome.
 
-        Both belong to whoever gets them. Must not change `bucket`.
+        Both belong to whoever gets them. Must not change `bucket`. What is read of `steps` and of what was remembered
+        must be read before the first is yielded: later on the next step may have begun.
         """
 
     def recall(self, name: str) -> Tensor | None:
@@ -109,7 +115,9 @@ class JointCodec(Codec):
 
     def begin_step(self) -> None:
         """Forget whatever an unfinished step wanted to remember."""
-        self._staged.clear()
+        if self._unfinished:
+            self._staged.clear()
+        self._unfinished = True
         self._exchanged = False
 
     def note_exchange(self) -> None:
@@ -117,11 +125,12 @@ class JointCodec(Codec):
         self._exchanged = True
 
     def commit_step(self) -> None:
-        """The step is complete."""
-        self._memory.update(self._staged)
-        self._staged.clear()
+        """The step is complete. What an exchange that is still under way remembers counts after the next one."""
+        while self._staged:
+            name, value = self._staged.popitem()
+            self._memory[name] = value
         self.steps += self._exchanged
-        self._exchanged = False
+        self._unfinished = self._exchanged = False
 
     def state(self) -> tuple[dict[str, Tensor], int]:
         """What it remembers, and `steps`."""

@@ -6,23 +6,22 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.runtime.compress.base import CODECS, BlockCodec, Payload
-from paceline.runtime.domain.domains import Boolean, Number
-from paceline.runtime.knobs import KnobConfig, knob
+from paceline.runtime.compress.base import CODECS, Payload
+from paceline.runtime.compress.blocks import PIECE
+from paceline.runtime.compress.configs import FormConfig, RatioConfig
+from paceline.runtime.compress.nonlinear import NonlinearCodec
+
+SAMPLE = 2**14
+"""About how many elements are looked at to guess what the smallest magnitude among those sent will be."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TopKConfig(KnobConfig):
+class TopKConfig(RatioConfig, FormConfig):
     """Knobs of `topk`."""
-
-    ratio: float = knob("compress.ratio", Number(low=0.001, high=0.5, log=True), default=0.05)
-    """Fraction of a bucket's elements that is sent, rounded up to whole elements; from 0.001 to 0.5."""
-    error_feedback: bool = knob("compress.error_feedback", Boolean(), default=True)
-    """Whether what was not sent is added to the next bucket (true or false)."""
 
 
 @CODECS.register
-class TopK(BlockCodec):
+class TopK(NonlinearCodec):
     """Sends the k elements of largest magnitude of a bucket as values and indices.
 
     Lin et al., "Deep Gradient Compression" (arXiv:1712.01887), without its momentum correction and warm-up. A
@@ -32,21 +31,21 @@ class TopK(BlockCodec):
 
     name = "topk"
     Config = TopKConfig
-    linear = False
-    lossy = True
+    dense = False
 
     def __init__(self, config: TopKConfig) -> None:
+        super().__init__(config)
         self._config = config
-
-    @property
-    def error_feedback(self) -> bool:
-        """As `compress.error_feedback` says."""
-        return self._config.error_feedback
 
     def encode(self, bucket: Tensor) -> Payload:
         """Values (fp32, shape [k]) and their indices (int32, shape [k]), in no particular order."""
-        indices = bucket.abs().topk(self._kept(bucket.numel()), sorted=False).indices
-        return bucket[indices], indices.int()
+        kept = self._config.kept(bucket.numel())
+        candidates = _candidates(bucket, kept)
+        if candidates is None or len(candidates) < kept:
+            indices = _largest(bucket, kept)
+        else:
+            indices = candidates[_largest(bucket.index_select(0, candidates), kept)]
+        return bucket.index_select(0, indices), indices.int()
 
     def decode(self, payload: Payload, out: Tensor) -> None:
         """Add each value at its index."""
@@ -55,7 +54,31 @@ class TopK(BlockCodec):
 
     def payload_bytes(self, elements: int) -> int:
         """Four bytes of value and four of index for each element that is kept."""
-        return self._kept(elements) * (torch.float32.itemsize + torch.int32.itemsize)
+        return self._config.kept(elements) * (torch.float32.itemsize + torch.int32.itemsize)
 
-    def _kept(self, elements: int) -> int:
-        return math.ceil(self._config.ratio * elements)
+
+def _largest(values: Tensor, count: int) -> Tensor:
+    return values.abs().topk(count, sorted=False).indices
+
+
+def _candidates(bucket: Tensor, kept: int) -> Tensor | None:
+    """Indices of the elements that are not smaller than a guess; None where guessing does not pay.
+
+    Selecting among few is fast. If there are enough of them, the largest of all are among them, however bad the guess.
+    """
+    count = bucket.numel()
+    if count < 4 * SAMPLE:
+        return None
+    # An odd stride walks through all columns of the usual matrices.
+    sample = bucket[:: count // SAMPLE | 1].abs()
+    expected = len(sample) * kept / count
+    rank = math.ceil(expected + 5 * math.sqrt(expected))
+    guess = sample.kthvalue(len(sample) - rank + 1).values if rank <= len(sample) else sample.new_zeros(())
+    # A NaN is not smaller than anything.
+    if not guess > 0:
+        return None
+    found = [
+        (piece.abs() < guess).logical_not_().nonzero().view(-1).add_(index * PIECE)
+        for index, piece in enumerate(bucket.split(PIECE))
+    ]
+    return torch.cat(found)

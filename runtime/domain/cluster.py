@@ -1,7 +1,7 @@
 """Nodes, devices and links, with what a probe measured of them."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.runtime.errors import InvalidRequest
 
@@ -20,6 +20,9 @@ class DeviceProfile:
     """Host-to-device copy rate, B/s; 0.0 where host and device share memory."""
     memory: float
     """Memory available to the device's worker, B."""
+    codec_rates: dict[str, float] = field(default_factory=dict)
+    """Rate at which each codec, by name, encodes and decodes at its default knobs, B/s of fp32. Without those that
+    change nothing; empty where it was not measured."""
 
     def __post_init__(self) -> None:
         for name in ("flops", "mem_bw", "memory"):
@@ -30,6 +33,9 @@ class DeviceProfile:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise InvalidRequest(f"device profile: {name}={value} must be finite and not negative")
+        for name, rate in self.codec_rates.items():
+            if not (math.isfinite(rate) and rate > 0):
+                raise InvalidRequest(f"device profile: codec_rates[{name}]={rate} must be positive and finite")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +47,7 @@ class Device:
     node: str
     """Name of the node it sits in."""
     kind: str
-    """`cpu` or `cuda`."""
+    """`cpu`, or `cuda:` and the compute capability, as in `cuda:9.0`."""
     profile: DeviceProfile
     """What the probe measured."""
 

@@ -58,6 +58,11 @@ class StepDone:
     staleness: tuple[int, ...]
     """Updates of the weights that the gradient of each part of the global batch knew nothing of when it was applied;
     all 0 in synchronous modes."""
+    skipped: int
+    """Ranks whose optimizer was not stepped, as a gradient was not finite. Its samples count as used."""
+    loss_scale: float
+    """Factor on the loss against gradients that are too small for the number format, the smallest of all ranks; 1 where
+    none is needed."""
     exchange_seconds: float
     """Time in which an exchange was under way at the rank that joined last, so without waiting for it, s."""
 

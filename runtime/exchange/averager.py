@@ -29,7 +29,7 @@ class BucketAverager:
         self.meter = StepMeter()
         self.measure_norms = False
         self._residuals: dict[Layout, Tensor] = {}
-        self._staged: dict[Layout, Tensor] = {}
+        self._staged: dict[Layout, Tensor | None] = {}
         self._carried: dict[str, Tensor] = {}
         self._carried_used: set[str] = set()
 
@@ -68,18 +68,27 @@ class BucketAverager:
         # Dividing before encoding keeps the sum of large fp16 gradients finite.
         bucket.div_(world_size)
         unsent = torch.zeros_like(bucket) if self.exchange.codec.error_feedback else None
-        if unsent is not None:
+        if unsent is not None or layout in self._residuals:
             self._staged[layout] = unsent
+        intervals = meter.intervals
 
         # The thread that runs and drops this must not be the one that drops the group: nothing here holds it.
         def finish(done: torch.futures.Future[Tensor]) -> Tensor:
             mean = done.value()
             if measure_norms:
                 meter.mean_square_norm += float(mean.square().sum())
-            meter.intervals.append((began, time.perf_counter()))
+            if unsent is not None:
+                # A part of the mean is as large a part of one rank's bucket times the number of ranks.
+                unsent.mul_(world_size)
+            intervals.append((began, time.perf_counter()))
             return mean
 
         return self.exchange.start(bucket, layout, unsent, meter).then(finish)
+
+    def defer(self, bucket: Tensor, layout: Layout) -> None:
+        """Leave a flat fp32 bucket, which the caller gives up, to the next exchange of its parameters."""
+        self._add_residual(bucket, layout)
+        self._staged[layout] = bucket
 
     def count_broadcast(self, size: int) -> None:
         """Count a broadcast of so many bytes by rank 0, which is done elsewhere."""
@@ -107,18 +116,27 @@ class BucketAverager:
 
     def begin_step(self, *, measure_norms: bool) -> None:
         """Start counting a new step; forgets whatever an unfinished step had staged."""
-        self.meter = StepMeter()
+        # What is under way when its step ends counts in the step in which it ends.
+        self.meter = StepMeter(intervals=self.meter.intervals)
         self.measure_norms = measure_norms
+        self.discard_step()
+
+    def discard_step(self) -> None:
+        """Forget whatever the step has staged so far: its gradient is not to count."""
         self._staged.clear()
         self._carried_used.clear()
         if self._joint is not None:
             self._joint.begin_step()
 
     def commit_step(self) -> None:
-        """The step is complete: what it left unsent is added to the next one."""
+        """The step is complete: what it left unsent is added to the next exchange of the same parameters.
+
+        An exchange may still be under way then; what it leaves is complete once its future is.
+        """
         for layout, unsent in self._staged.items():
-            # A part of the mean is as large a part of one rank's bucket times the number of ranks.
-            self._residuals[layout] = unsent.mul_(self.world_size)
+            self._residuals.pop(layout, None)
+            if unsent is not None:
+                self._residuals[layout] = unsent
         self._staged.clear()
         for name in self._carried_used:
             del self._carried[name]

@@ -2,11 +2,12 @@
 
 import queue
 import threading
+from collections.abc import Generator
 
 import torch
 from torch import Tensor
 
-from paceline.runtime.compress.base import JointCodec, Layout
+from paceline.runtime.compress.base import Joint, JointCodec, Layout
 from paceline.runtime.exchange.base import RELEASE_SECONDS, Exchange
 from paceline.runtime.exchange.meter import StepMeter
 
@@ -22,7 +23,7 @@ class Conversation(Exchange):
         """`carrier` is this object's to release."""
         super().__init__(codec, carrier.group, carrier.tiers)
         self._joint = codec
-        self._carrier = carrier
+        self.carrier = carrier
         self._buckets: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="conversation")
         self._thread.start()
@@ -36,41 +37,45 @@ class Conversation(Exchange):
         """End the thread and let go of the group."""
         self._buckets.put(None)
         self._thread.join(RELEASE_SECONDS)
-        self._carrier.release()
+        self.carrier.release()
         super().release()
 
     def start(
         self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
     ) -> torch.futures.Future[Tensor]:
-        """Hold the conversation once those before it are over."""
+        """Open the conversation, and hold it once those before it are over."""
         self._joint.note_exchange()
+        conversation = self._joint.converse(bucket, layout, self.world_size)
+        # Here, as by its turn the codec may count another step.
+        opening = next(conversation)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
-        self._buckets.put((bucket, layout, unsent, meter, future))
+        self._buckets.put((conversation, opening, bucket, unsent, meter, future))
         return future
 
     def _serve(self) -> None:
         while (item := self._buckets.get()) is not None:
-            bucket, layout, unsent, meter, future = item
+            conversation, opening, bucket, unsent, meter, future = item
             try:
-                self._converse(bucket, layout, unsent, meter)
+                total, share = self._hold(conversation, opening, meter)
+                if unsent is not None:
+                    unsent.add_(bucket).sub_(share)
+                bucket.copy_(total)
+                del total, share
             except Exception as error:
                 future.set_exception(error)  # type: ignore[arg-type]
             else:
                 future.set_result(bucket)
             # What waits for the next bucket must not keep this one alive.
-            del item, bucket, layout, unsent, meter, future
+            del item, conversation, opening, bucket, unsent, meter, future
 
-    def _converse(self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter) -> None:
-        conversation = self._joint.converse(bucket, layout, self.world_size)
+    def _hold(self, conversation: "_Open", message: Tensor, meter: StepMeter) -> Joint:
         try:
-            message = next(conversation)
             while True:
-                message = conversation.send(self._carrier.start(message, (), None, meter).wait())
+                message = conversation.send(self.carrier.start(message, (), None, meter).wait())
         except StopIteration as over:
-            total, share = over.value
-        if unsent is not None:
-            unsent.add_(bucket).sub_(share)
-        bucket.copy_(total)
+            outcome: Joint = over.value
+            return outcome
 
 
-_Item = tuple[Tensor, Layout, Tensor | None, StepMeter, torch.futures.Future[Tensor]]
+_Open = Generator[Tensor, Tensor, Joint]
+_Item = tuple[_Open, Tensor, Tensor, Tensor | None, StepMeter, torch.futures.Future[Tensor]]

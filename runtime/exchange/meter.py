@@ -10,7 +10,7 @@ class StepMeter:
     wire_bytes: dict[str, int] = field(default_factory=dict)
     """Bytes sent by this rank, per tier."""
     intervals: list[tuple[float, float]] = field(default_factory=list)
-    """Start and end of each exchange on the `time.perf_counter` clock, s."""
+    """Start and end of each exchange that has ended and was not counted, on the `time.perf_counter` clock, s."""
     local_square_norm: float = 0.0
     """|this rank's bucket|^2 summed over buckets, before averaging; where norms are measured."""
     mean_square_norm: float = 0.0
@@ -21,9 +21,10 @@ class StepMeter:
         self.wire_bytes[tier] = self.wire_bytes.get(tier, 0) + count
 
     def busy_seconds(self) -> float:
-        """Seconds in which at least one exchange was under way."""
+        """Seconds in which at least one of the exchanges that have ended since the last call was under way."""
+        ended = [self.intervals.pop() for _ in range(len(self.intervals))]
         busy, end = 0.0, 0.0
-        for start, stop in sorted(self.intervals):
+        for start, stop in sorted(ended):
             busy += max(0.0, stop - max(start, end))
             end = max(end, stop)
         return busy

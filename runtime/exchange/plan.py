@@ -43,7 +43,8 @@ class Stage:
     receives: tuple[Transfer, ...]
     """From each peer, in rank order."""
     holds: tuple[tuple[int, int], ...]
-    """Lanes of which this rank holds its group's sum between the two stages of the level, as ranges of equal width."""
+    """Lanes of which this rank holds its group's sum between the two stages of the level, as ranges of equal width;
+    none at a rank whose group is summed elsewhere."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,11 +57,26 @@ class Plan:
     """Levels at which something is exchanged."""
     stages: tuple[Stage, ...]
     """In order: reduce-scatter of the innermost level first, its all-gather last."""
+    feeds_back: bool = True
+    """Whether what encoding a sum drops can be added to a later bucket, as a rank that trains has encoded it."""
 
     @property
     def home(self) -> tuple[tuple[int, int], ...]:
-        """Lanes whose total is complete at this rank before it is gathered; over all ranks each lane once."""
+        """Lanes whose total is complete at this rank before it is gathered; over all ranks each lane once, or never."""
         return self.stages[self.levels - 1].holds if self.stages else ((0, self.lanes),)
+
+
+def make_reducer_plan(ranks: int, reducers: int, rank: int) -> Plan:
+    """The part of `rank` where those behind the first `ranks` add up what these send, a lane each, and return it."""
+    if rank < ranks:
+        to_all = tuple(Transfer(peer=ranks + lane, first=lane, stop=lane + 1) for lane in range(reducers))
+        push = Stage(level=0, reduces=True, sends=to_all, receives=(), holds=())
+    else:
+        lane = rank - ranks
+        from_all = tuple(Transfer(peer=peer, first=lane, stop=lane + 1) for peer in range(ranks))
+        push = Stage(level=0, reduces=True, sends=(), receives=from_all, holds=((lane, lane + 1),))
+    reply = replace(push, reduces=False, sends=push.receives, receives=push.sends)
+    return Plan(lanes=reducers, levels=1, stages=(push, reply), feeds_back=False)
 
 
 class _Unit:

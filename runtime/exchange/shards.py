@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.runtime.compress.base import BlockCodec, Layout
-from paceline.runtime.exchange.base import RELEASE_SECONDS, Exchange
+from paceline.runtime.exchange.base import PEER_TIMEOUT, RELEASE_SECONDS, Exchange
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.exchange.packing import Packing
 from paceline.runtime.mapping.levels import Level
@@ -148,7 +148,7 @@ class Shards(Exchange):
                 if owner == self.rank:
                     self._take(packed, *label)
                 for work in works:
-                    work.wait()
+                    work.wait(PEER_TIMEOUT)
             except Exception as error:
                 self.own.fail(error)
                 gone.set_exception(error)  # type: ignore[arg-type]
@@ -196,7 +196,7 @@ class Shards(Exchange):
         farewell = torch.tensor([BYE, 0, 0, 0])
         peers = [peer for peer in range(self.world_size) if peer != self.rank]
         for work in [self.group.send([farewell], peer, REQUEST_TAG) for peer in peers]:
-            work.wait()
+            work.wait(PEER_TIMEOUT)
 
     def release(self) -> None:
         """End the threads and let go of the group."""
@@ -222,20 +222,20 @@ class Shards(Exchange):
             own_version, own_values = self.own.pull(version)
             replies[self.rank] = (torch.tensor([own_version]), own_values)
         for work in works:
-            work.wait()
+            work.wait(PEER_TIMEOUT)
         return [(int(found), values) for found, values in replies]
 
     def _serve(self, group: dist.ProcessGroup, peer: int) -> None:
         try:
             header = torch.empty(4, dtype=torch.int64)
             while True:
-                group.recv([header], peer, REQUEST_TAG).wait()
+                group.recv([header], peer, REQUEST_TAG).wait(PEER_TIMEOUT)
                 kind, step, part, version = header.tolist()
                 if kind == BYE:
                     return
                 if kind == PUSH:
                     packed = torch.empty(self._block.payload_bytes(self._sizes[self.rank]), dtype=torch.uint8)
-                    group.recv([packed], peer, PUSHED_TAG).wait()
+                    group.recv([packed], peer, PUSHED_TAG).wait(PEER_TIMEOUT)
                     self._take(packed, step, part, version)
                 else:
                     self._reply(group, peer, version)
@@ -256,4 +256,4 @@ class Shards(Exchange):
             group.send([torch.tensor([found])], peer, VERSION_TAG),
             group.send([values], peer, PULLED_TAG),
         ]:
-            work.wait()
+            work.wait(PEER_TIMEOUT)

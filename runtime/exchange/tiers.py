@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.runtime.compress.base import BlockCodec, Layout
-from paceline.runtime.exchange.base import RELEASE_SECONDS, Exchange
+from paceline.runtime.exchange.base import PEER_TIMEOUT, RELEASE_SECONDS, Exchange
 from paceline.runtime.exchange.meter import StepMeter
 from paceline.runtime.exchange.packing import Packing
-from paceline.runtime.exchange.plan import Plan, Stage, Transfer, make_plan
+from paceline.runtime.exchange.plan import Plan, Stage, Transfer
 from paceline.runtime.mapping.levels import Level
 
 FIRST_TAG = 1 << 16
@@ -39,18 +39,19 @@ class Tiers(Exchange):
         codec: BlockCodec,
         group: dist.ProcessGroup,
         tiers: Sequence[Level],
+        plan: Plan,
         *,
-        levels: Sequence[Level],
         chunk_bytes: int,
-        slow_only: bool,
+        slow_only: bool = False,
+        links: dist.ProcessGroup | None = None,
     ) -> None:
-        """Exchange along `levels`, innermost first, in chunks of about `chunk_bytes` of fp32.
+        """Exchange as planned, in chunks of about `chunk_bytes` of fp32.
 
         With `slow_only` the codec applies to the outermost level alone; the others carry fp32.
         """
-        super().__init__(codec, group, tiers)
+        super().__init__(codec, group, tiers, links=links)
         self._block = codec
-        self._plan = make_plan(levels, self.rank, self.world_size)
+        self._plan = plan
         self._chunk_elements = max(1, chunk_bytes // 4)
         self._coded_levels = range(self._plan.levels - 1 if slow_only else 0, self._plan.levels if codec.lossy else 0)
         self._packing = Packing(codec)
@@ -73,6 +74,10 @@ class Tiers(Exchange):
         for thread in self._threads:
             thread.join(RELEASE_SECONDS)
         super().release()
+
+    def rewind(self) -> None:
+        """Count messages anew. All ranks call it, while nothing is under way."""
+        self._tag = FIRST_TAG
 
     def start(
         self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
@@ -97,14 +102,17 @@ class Tiers(Exchange):
 
     def _count(self, chunk: "_Chunk", meter: StepMeter) -> None:
         for stage in self._plan.stages:
-            for transfer in stage.sends:
+            # Who takes part without being a rank reports nothing, so what comes from there is counted here.
+            helped = [transfer for transfer in stage.receives if transfer.peer >= self.world_size]
+            for transfer in (*stage.sends, *helped):
                 start, stop = chunk.range_of(transfer)
                 size = self._block.payload_bytes(stop - start) if self._codes(stage) else 4 * (stop - start)
                 if start < stop:
                     meter.add_bytes(self.traffic_to(transfer.peer), size)
 
     def _codes(self, stage: Stage) -> bool:
-        return stage.level in self._coded_levels
+        spares_sums = not (self._plan.feeds_back or self._block.faithful)
+        return stage.level in self._coded_levels and not (spares_sums and not stage.reduces)
 
     def _serve(self, index: int) -> None:
         """Thread of stage `index` - 1; thread 0 only sets chunks off."""
@@ -143,14 +151,14 @@ class Tiers(Exchange):
                 landing = torch.empty(self._block.payload_bytes(stop - start), dtype=torch.uint8)
             else:
                 landing = torch.empty(stop - start) if stage.reduces else chunk.part[start:stop]
-            work = self.group.recv([landing], transfer.peer, chunk.tag + index)
+            work = self.links.recv([landing], transfer.peer, chunk.tag + index)
             chunk.arrivals[index].append((work, landing, start, stop))
 
     def _take(self, index: int, chunk: "_Chunk") -> None:
         """Wait until everything of a stage has arrived, and take it in."""
         stage = self._plan.stages[index]
         for work, landing, start, stop in chunk.arrivals[index]:
-            work.wait()
+            work.wait(PEER_TIMEOUT)
             here = chunk.part[start:stop]
             if self._codes(stage):
                 if not stage.reduces:
@@ -172,7 +180,7 @@ class Tiers(Exchange):
             if start == stop:
                 continue
             message = packed[start, stop] if packed else chunk.part[start:stop]
-            chunk.departures.append(self.group.send([message], transfer.peer, chunk.tag + index))
+            chunk.departures.append(self.links.send([message], transfer.peer, chunk.tag + index))
 
     def _encode(self, stage: Stage, chunk: "_Chunk", start: int, stop: int) -> Tensor:
         """What travels of a range. In an all-gather this rank, too, goes on with what the others decode."""
@@ -266,7 +274,7 @@ class _Chunk:
     def finish(self) -> None:
         """The last stage is through; what this rank has sent must be gone before the memory is the caller's again."""
         for work in self.departures:
-            work.wait()
+            work.wait(PEER_TIMEOUT)
         self._flight.land()
 
     def fail(self, error: Exception) -> None:

@@ -4,6 +4,7 @@ from paceline.runtime.domain.domains import PerRank
 from paceline.runtime.domain.knobs import Knob
 from paceline.runtime.mapping.base import MAPPERS, SHARES, batch_shares, device_order
 from paceline.runtime.mapping.levels import Level, grouping, ring_rate, tier_levels, traffic_between
+from paceline.runtime.mapping.reducers import reducer_devices
 
 MAPPERS.load()
 
@@ -34,6 +35,7 @@ __all__ = [
     "device_order",
     "grouping",
     "knobs",
+    "reducer_devices",
     "ring_rate",
     "tier_levels",
     "traffic_between",

@@ -18,7 +18,7 @@ from paceline.runtime.errors import CorruptFile, InvalidRequest
 from paceline.runtime.home import home
 from paceline.runtime.launch.base import Launcher
 
-PROBE_VERSION = 2
+PROBE_VERSION = 3
 """Raised when a probe measures something else, or otherwise: what older ones measured is then forgotten."""
 
 _CLUSTER = TypeAdapter(Cluster)

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.runtime import launch, mapping, workloads
+from paceline.runtime import launch, mapping, precision, workloads
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import TrialEvent, TrialFailed, TrialFinished
@@ -25,6 +25,7 @@ from paceline.runtime.probe.cluster import probe_cluster, probe_links_again
 from paceline.runtime.probe.store import ProfileStore
 from paceline.runtime.server.fleet import Fleet
 from paceline.runtime.server.generations import Generations
+from paceline.runtime.server.phases import stages
 from paceline.runtime.server.record import Record, Request
 from paceline.runtime.server.results import trial_result
 from paceline.runtime.server.trial_runner import TrialEnded, TrialRunner
@@ -221,7 +222,11 @@ class Runtime:
         world_size = spec.world_size or self.cluster.size
         self.space.strategy(strategy, world_size=world_size)
         order = mapping.device_order(strategy, self.cluster, world_size)
+        # Every stage on the way to the strategy must be legal as well.
+        stages(strategy)
+        precision.check_devices(strategy, [self.cluster.devices[device].kind for device in order])
         mapping.batch_shares(strategy, self.cluster, order, global_batch)
+        mapping.reducer_devices(strategy, self.cluster, order)
 
     def entry(self, trial_id: str) -> Entry:
         """The trial of this id. Raises NotFound."""
@@ -314,6 +319,7 @@ class Runtime:
         spec = entry.spec
         key = (spec.workload, spec.seed, spec.start_snapshot)
         assert self._generations is not None
+        reference = self._reference(spec)
         runner = entry.runner = TrialRunner(
             entry.trial_id,
             spec,
@@ -323,6 +329,7 @@ class Runtime:
             store=self.store,
             start=entry.start,
             start_loss=self._start_losses.get(key),
+            reference=reference.heldout_curve if reference else (),
             emit=entry.log.append,
             # Changes of a timeline are undone, so what the trial finds of them holds only as long as it runs.
             publish=self._publish if spec.timeline else self._publish_and_keep,

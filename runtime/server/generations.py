@@ -38,7 +38,9 @@ class Generation:
     number: int
     """Never reused on a runtime."""
     workers: tuple[Worker, ...]
-    """Members, by rank."""
+    """Members that train, by rank."""
+    reducers: tuple[Worker, ...]
+    """Members that only add up what the others send."""
     strategy: Strategy
     """Strategy in force."""
     shares: tuple[int, ...]
@@ -47,6 +49,11 @@ class Generation:
     """Steps done when it took over."""
     cursor: int
     """Samples consumed when it took over."""
+
+    @property
+    def members(self) -> tuple[Worker, ...]:
+        """All, those that train first."""
+        return (*self.workers, *self.reducers)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -103,46 +110,55 @@ class Generations:
     ) -> Generation:
         """Agree on the next generation and commit it.
 
-        State comes from the member that is furthest on; without one from `snapshot`, without that from the seed.
+        State comes from the member that is furthest on, if it is as far as `snapshot`; without one from that, without
+        that from the seed.
         Workers lost on the way are replaced, unless the trial asked to fail then. Raises WorkerLost, WorkerError (a
         worker refused the plan) or WorkerFailure (too many attempts).
         """
         world_size = spec.world_size or cluster.size
         order = mapping.device_order(strategy, cluster, world_size)
         shares = mapping.batch_shares(strategy, cluster, order, global_batch)
+        devices = (*order, *mapping.reducer_devices(strategy, cluster, order))
         for _ in range(MAX_ATTEMPTS):
-            workers = await self.fleet.complete(order)
-            holders = {rank: standing[worker] for rank, worker in enumerate(workers) if worker in standing}
-            plan = self.plan(workers)
+            members = await self.fleet.complete(devices)
+            workers = members[:world_size]
+            oldest = snapshot.step if snapshot is not None else 0
+            holders = {
+                rank: standing[worker]
+                for rank, worker in enumerate(workers)
+                if worker in standing and standing[worker].step >= oldest
+            }
+            plan = self.plan(members)
             plan.trial_id, plan.workload, plan.seed = trial_id, spec.workload, spec.seed
             plan.strategy.CopyFrom(strategy_to_message(strategy))
             plan.shares.extend(shares)
-            for level in mapping.tier_levels(cluster, order):
+            for level in mapping.tier_levels(cluster, devices):
                 plan.levels.add(name=level.name, groups=level.groups)
             plan.snapshot_url = self._snapshot_url
             furthest = max((state.step for state in holders.values()), default=-1)
-            for rank, member in enumerate(plan.members):
-                member.needs_state = rank not in holders or holders[rank].step < furthest
+            for rank in range(world_size):
+                plan.members[rank].needs_state = rank not in holders or holders[rank].step < furthest
             if holders and any(member.needs_state for member in plan.members):
                 plan.source_rank = next(rank for rank, state in holders.items() if state.step == furthest)
             elif not holders and snapshot is not None:
                 plan.snapshot.CopyFrom(to_message(snapshot, types_pb2.Snapshot))
             try:
-                answers = await call_all(workers, build=control_pb2.Command.Build(plan=plan))
+                answers = await call_all(members, build=control_pb2.Command.Build(plan=plan))
             except (WorkerLost, WorkerError) as error:
                 logger.warning("generation %d did not come about: %s", plan.generation, error)
-                await self.explain(error, workers)
-                standing = await self.abort(workers)
+                await self.explain(error, members)
+                standing = await self.abort(members)
                 if spec.on_worker_lost == "fail":
                     raise WorkerLost("a worker was lost") from error
                 continue
-            agreed = {(answer.built.step, answer.built.cursor) for answer in answers}
+            agreed = {(answer.built.step, answer.built.cursor) for answer in answers[:world_size]}
             if len(agreed) != 1:
                 raise WorkerFailure(f"generation {plan.generation} holds different steps: {sorted(agreed)}")
             ((step, cursor),) = agreed
             return Generation(
                 number=plan.generation,
                 workers=workers,
+                reducers=members[world_size:],
                 strategy=strategy,
                 shares=shares,
                 step=step,

@@ -98,6 +98,8 @@ def _combine(reports: Sequence[StepReport]) -> StepDone:
         compute_seconds=tuple(report.split.compute for report in reports),
         staleness=tuple(report.staleness for report in reports),
         optimizer_seconds=tuple(report.optimizer_seconds for report in reports),
+        skipped=sum(report.skipped for report in reports),
+        loss_scale=min(report.loss_scale for report in reports),
         exchange_seconds=min(report.split.communication for report in reports),
     )
 

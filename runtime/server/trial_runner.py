@@ -14,16 +14,17 @@ from paceline.runtime.domain.snapshot import Snapshot, SnapshotPart
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.trial import HeldOutPoint, TrialSpec
 from paceline.runtime.errors import Conflict
-from paceline.runtime.mapping import SHARES
-from paceline.runtime.server.balance import LoadWatch, with_speeds
+from paceline.runtime.server.balance import with_speeds
 from paceline.runtime.server.fleet import Worker, WorkerError, WorkerLost, call_all
 from paceline.runtime.server.generations import Generation, Generations, Standing
-from paceline.runtime.server.link_use import LinkUse, LinkWatch
+from paceline.runtime.server.guard import divergence
+from paceline.runtime.server.link_use import LinkUse
+from paceline.runtime.server.phases import PhaseWatch, trouble
 from paceline.runtime.server.record import Record, Request
 from paceline.runtime.server.steps import StepCollector
 from paceline.runtime.server.timeline import Timeline
+from paceline.runtime.server.watches import ClusterWatch
 from paceline.runtime.snapshot.store import SnapshotStore
-from paceline.runtime.sync import SYNC_MODES
 
 FOREVER = 2**62
 """A step that no trial reaches: train until something asks for a barrier."""
@@ -58,11 +59,14 @@ class TrialRunner:
         store: SnapshotStore,
         start: Snapshot | None,
         start_loss: float | None,
+        reference: Sequence[HeldOutPoint],
         emit: Callable[[TrialEvent], None],
         publish: Callable[[Cluster], None],
         probe_links: Callable[[Cluster, Sequence[Worker]], Awaitable[Cluster]],
     ) -> None:
-        """`probe_links` measures the links between workers, which stand at a barrier, anew.
+        """`reference` is the held-out curve of the reference trial from the same start, empty where there is none.
+
+        `probe_links` measures the links between workers, which stand at a barrier, anew.
 
         `publish` gets the cluster as training finds it, whenever that has changed.
         """
@@ -79,17 +83,16 @@ class TrialRunner:
         self._store = store
         self._start = start
         self._start_loss = start_loss
+        self._reference = reference
         self._emit = emit
         self._publish = publish
         self._probe_links = probe_links
-        self._load_watch: LoadWatch | None = None
-        self._link_watch: LinkWatch | None = None
-        self._speeds: tuple[float, ...] | None = None
-        self._links_moved = False
+        self._watch: ClusterWatch | None = None
         self._last_step = 0.0
         self._generation: Generation | None = None
         self._collector: StepCollector | None = None
         self._first_step = start.step if start else 0
+        self._phases = PhaseWatch(spec.strategy, begun=0, step=self._first_step)
         self._snapshots = 0
         self._wake = asyncio.Event()
         self._snapshot_step = 0
@@ -141,6 +144,8 @@ class TrialRunner:
         await self._serve_requests()
         if not over:
             await self._follow_the_cluster()
+            if self._phases.due:
+                await self._establish(self._standing(), self.strategy)
         self._settled = over
 
     @property
@@ -167,6 +172,8 @@ class TrialRunner:
             steps.append(math.ceil((evaluations + 1) * budget.steps / self.spec.evaluations))
         if every:
             steps.append((self._steps_done // every + 1) * every)
+        if self._phases.ends_at is not None:
+            steps.append(self._phases.ends_at - self._first_step)
         return self._first_step + min(steps)
 
     def _next_deadline(self) -> float | None:
@@ -177,10 +184,13 @@ class TrialRunner:
         return max(MIN_LEG_SECONDS, due - self.record.seconds)
 
     async def _establish(self, standing: Mapping[Worker, Standing], strategy: Strategy) -> None:
+        """Bring about a generation of the strategy, or of the stage that is due on the way to it."""
+        is_new = strategy != self.strategy
+        phases = PhaseWatch(strategy, begun=self.step, step=self.step) if is_new else self._phases
         generation = await self._generations.establish(
             trial_id=self.trial_id,
             spec=self.spec,
-            strategy=strategy,
+            strategy=phases.turn(),
             cluster=self._cluster,
             global_batch=self._global_batch,
             standing=standing,
@@ -188,9 +198,8 @@ class TrialRunner:
         )
         if self._collector is not None:
             self._take_steps(self._collector.finish(generation.step))
-        self._generation = generation
-        # What was found under the last generation was about its ranks.
-        self._speeds, self._links_moved = None, False
+        phases.enter(generation.step)
+        self._generation, self._phases = generation, phases
         self.strategy = strategy
         self.step = generation.step
         self.record.generations += 1
@@ -203,9 +212,7 @@ class TrialRunner:
             cursor=generation.cursor,
             on_reports=partial(self.record.link_use.add, generation.devices),
         )
-        is_first = self.record.generations == 1
-        self._load_watch = LoadWatch(generation.shares, calibrates=is_first) if _follows_speed(strategy) else None
-        self._link_watch = LinkWatch() if self._cluster.tiers else None
+        self._watch = ClusterWatch(generation, self._cluster, calibrates=self.record.generations == 1)
         for worker in generation.workers:
             worker.on_reports = self._collect(self._collector)
         self._emit(
@@ -213,7 +220,7 @@ class TrialRunner:
                 trial_id=self.trial_id,
                 generation=generation.number,
                 step=generation.step,
-                strategy=strategy,
+                strategy=generation.strategy,
                 devices=generation.devices,
                 standstill_seconds=time.monotonic() - self._stopped_at,
             )
@@ -231,28 +238,20 @@ class TrialRunner:
             self._last_step = time.monotonic()
             self._timeline.reach(step.step - self._first_step)
             self._emit(step)
-            self._watch(step)
-            if not math.isfinite(step.loss):
+            assert self._watch is not None
+            moved, phase_due = self._watch.add(step), self._phases.add(step)
+            if moved or phase_due or trouble(step):
                 self.stop_soon()
-
-    def _watch(self, step: StepDone) -> None:
-        if self._load_watch is not None:
-            self._speeds = self._load_watch.add(step) or self._speeds
-        if self._link_watch is not None:
-            sent = sum(step.wire_bytes.values())
-            self._links_moved |= self._link_watch.add(step.seconds, sent, step.exchange_seconds)
-        if self._speeds or self._links_moved:
-            self.stop_soon()
 
     async def _follow_the_cluster(self) -> None:
         """Bring the cluster profile, and with it the batch shares, up to what training has found."""
-        generation = self.generation
-        if self._links_moved:
+        generation, watch = self.generation, self._watch
+        assert watch is not None
+        if watch.links_moved:
             self._cluster = await self._probe_links(self._cluster, generation.workers)
-            # What exchanges now are compared with is how fast they go from here on.
-            self._links_moved, self._link_watch = False, LinkWatch()
-        elif self._speeds:
-            self._cluster = with_speeds(self._cluster, generation.devices, self._speeds)
+            watch.links_probed()
+        elif watch.speeds:
+            self._cluster = with_speeds(self._cluster, generation.devices, watch.speeds)
             await self._establish(self._standing(), self.strategy)
         else:
             return
@@ -266,15 +265,15 @@ class TrialRunner:
         await self._advance(until, seconds)
         if self.cancelled.is_set():
             raise TrialEnded("cancelled", "cancelled by a client")
-        bad = next((step for step in self.record.steps if not math.isfinite(step.loss)), None)
-        if bad is not None:
-            raise TrialEnded("diverged", f"the training loss is {bad.loss} at step {bad.step}")
+        standing = [step for step in self.record.steps if step.generation == self.generation.number]
+        if not self._phases.falls_back and (wrong := next(filter(None, map(trouble, standing)), None)):
+            raise TrialEnded("diverged", wrong)
 
     async def _advance(self, until: int, seconds: float | None) -> None:
         """Train until the step, or until the seconds have passed or something asks for a barrier."""
-        workers = self.generation.workers
+        generation = self.generation
         self._timeline.begin()
-        run = asyncio.create_task(call_all(workers, run=control_pb2.Command.Run(until_step=until)))
+        run = asyncio.create_task(call_all(generation.members, run=control_pb2.Command.Run(until_step=until)))
         wake = asyncio.create_task(self._wake.wait())
         stall = asyncio.create_task(self._wait_for_stall())
         try:
@@ -283,7 +282,7 @@ class TrialRunner:
                 await self._bring_to_barrier()
                 await asyncio.wait({run, stall}, return_when=asyncio.FIRST_COMPLETED)
             if not run.done():
-                await self._generations.abort(workers)
+                await self._generations.abort(generation.members)
                 raise TrialEnded(
                     "timeout",
                     f"no step was completed for a long time after {len(self.record.steps)}; a node may be cut off",
@@ -295,7 +294,7 @@ class TrialRunner:
             for task in (run, wake, stall):
                 task.cancel()
             await asyncio.gather(run, wake, stall, return_exceptions=True)
-        (self.step,) = {answer.stopped.step for answer in stopped}
+        (self.step,) = {answer.stopped.step for answer in stopped[: len(generation.workers)]}
 
     async def _wait_for_stall(self) -> None:
         """Return once no step has been completed for too long."""
@@ -316,9 +315,9 @@ class TrialRunner:
 
     async def _recover(self, error: WorkerLost | WorkerError) -> None:
         """Plan the next generation from what the survivors hold."""
-        workers = self.generation.workers
-        await self._generations.explain(error, workers)
-        standing = await self._generations.abort(workers)
+        members = self.generation.members
+        await self._generations.explain(error, members)
+        standing = await self._generations.abort(members)
         if self.spec.on_worker_lost == "fail":
             raise WorkerLost("a worker was lost and the trial asked to end then")
         await self._establish(standing, self.strategy)
@@ -335,6 +334,8 @@ class TrialRunner:
         point = HeldOutPoint(seconds=self.record.seconds, samples=self.record.samples, loss=loss)
         self.record.curve.append(point)
         self._emit(Evaluated(step=self.step, point=point))
+        if wrong := divergence(self.record.curve, self._reference):
+            raise TrialEnded("diverged", wrong)
 
     async def _take_snapshot(self) -> Snapshot:
         began = time.monotonic()
@@ -381,10 +382,3 @@ class TrialRunner:
     def _refuse_requests(self) -> None:
         while not self.requests.empty():
             self.requests.get_nowait().done.set_exception(Conflict(f"trial {self.trial_id} has ended"))
-
-
-def _follows_speed(strategy: Strategy) -> bool:
-    rule = str(strategy["mapping.batch_share"])
-    # Out of lockstep no part of a batch belongs to a device.
-    in_lockstep = SYNC_MODES.get(str(strategy["sync.mode"])).lockstep
-    return in_lockstep and rule in SHARES.names() and SHARES.get(rule).follows_speed

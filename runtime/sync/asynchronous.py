@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from paceline.runtime.compress.base import BlockCodec, Codec, Layout
 from paceline.runtime.domain.domains import Boolean, Number
+from paceline.runtime.domain.knobs import Rule
 from paceline.runtime.exchange import BucketAverager, Exchange, Shard, Shards, StepMeter
 from paceline.runtime.knobs import knob
 from paceline.runtime.membership import Membership
@@ -28,6 +30,8 @@ from paceline.runtime.sync.base import (
     SyncConfig,
     SyncMode,
     average_in_place,
+    copy_buffers,
+    restore_buffers,
 )
 
 
@@ -63,6 +67,15 @@ class Asynchronous(SyncMode):
 
     name = "async"
     Config: ClassVar[type[SyncConfig]] = AsynchronousConfig
+    rules = (
+        Rule(
+            knob="compress.codec",
+            values=("powersgd", "randomk"),
+            other="sync.mode",
+            allowed=("allreduce", "diloco", "hierarchical", "local_sgd", "reduction_server"),
+            because="only ranks that send at the same time can agree on what they send",
+        ),
+    )
     replicas_equal = False
     exchanges_gradients = False
     lockstep = False
@@ -120,8 +133,12 @@ class Asynchronous(SyncMode):
         by_name = dict(self.replica.model.named_parameters())
         own = [by_name[name] for name in names]
 
+        checks = self.replica.loss_scale.checks
+
         @torch.no_grad()
         def update(mean: Tensor, staleness: float) -> Tensor:
+            if checks and not mean.isfinite().all():
+                return flat()
             for parameter, gradient in zip(own, mean.split([each.numel() for each in own]), strict=True):
                 parameter.grad = gradient.view_as(parameter)
             groups = self.replica.optimizer.param_groups
@@ -162,19 +179,36 @@ class Asynchronous(SyncMode):
         if self._staleness:
             self._pulling = self._shards.pull(0)
         self._copy.zero_grad()
+        buffers, loss_scale = copy_buffers(self._copy), self.replica.loss_scale
         loss = loss_function(self._copy)
-        (loss * self._membership.scale_of(claim.part)).backward()
+        (loss * (self._membership.scale_of(claim.part) * loss_scale.factor)).backward()
         self._shards.label(claim.step, claim.part, self._version)
         parameters = dict(self._copy.named_parameters())
-        self._pushes = [
-            self.averager.start(torch.cat([_gradient(parameters[name]) for name, _ in layout]), layout)
-            for layout in self._layouts
-            if layout
+        gradients = [
+            torch.cat([_gradient(parameters[name]) for name, _ in layout]) for layout in self._layouts if layout
         ]
+        for gradient in gradients:
+            loss_scale.unscale(gradient)
+        skipped = not loss_scale.admits(gradients)
+        if skipped:
+            restore_buffers(self._copy, buffers)
+            # All shards are to leave the step out, not only those whose gradients are not finite.
+            for gradient in gradients:
+                gradient.fill_(math.nan)
+        self._pushes = [
+            self.averager.start(gradient, layout)
+            for gradient, layout in zip(gradients, filter(None, self._layouts), strict=True)
+        ]
+        if skipped:
+            self.averager.discard_step()
         self._count_served(self.averager.meter)
         staleness = claim.step - 1 - self._version
         return StepOutcome(
-            loss=float(loss.detach()), exposed_seconds=exposed, optimizer_seconds=0.0, staleness=staleness
+            loss=float(loss.detach()),
+            exposed_seconds=exposed,
+            optimizer_seconds=0.0,
+            staleness=staleness,
+            skipped=skipped,
         )
 
     @torch.no_grad()

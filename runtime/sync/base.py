@@ -1,10 +1,11 @@
 """What a sync mode is."""
 
+import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -15,14 +16,18 @@ from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
 from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.domain.domains import Number
 from paceline.runtime.domain.knobs import Rule
-from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, StepMeter, Tiers
+from paceline.runtime.exchange import BucketAverager, Conversation, Exchange, Ring, StepMeter, Tiers, make_plan
 from paceline.runtime.knobs import KnobConfig, NoKnobs, knob
 from paceline.runtime.mapping.levels import Level
 from paceline.runtime.membership import Membership
+from paceline.runtime.precision.loss_scale import LossScale
 from paceline.runtime.registry import Registry
 
 CHUNK_BYTES = 2**21
 """Size of the pieces of a bucket that ranks sum up for each other, in fp32."""
+
+CHUNK_MB = Number(low=0.0625, high=16.0, log=True)
+"""Legal sizes of a chunk, MiB of fp32."""
 
 LossFunction = Callable[[nn.Module], Tensor]
 """Computes the mean loss over this rank's samples, given the module to call."""
@@ -55,6 +60,8 @@ class Replica:
     """The user's optimizer over its parameters."""
     membership: Membership
     """Its place among the others."""
+    loss_scale: LossScale = field(default_factory=LossScale)
+    """Factor on its loss, and judge of its gradients."""
 
     @property
     def gradient_scale(self) -> float:
@@ -74,6 +81,8 @@ class StepOutcome:
     """Time of the optimizer's step, which does not depend on the number of samples, s."""
     staleness: int = 0
     """Updates of the weights that this rank's gradient knew nothing of when it was applied."""
+    skipped: bool = False
+    """Whether the gradient was not finite, so that it is not applied; its samples count as used."""
 
 
 class SyncMode(ABC):
@@ -89,6 +98,8 @@ class SyncMode(ABC):
     """Whether all ranks do every step; if not, they are together at barriers only."""
     exchanges_gradients: ClassVar[bool]
     """Whether what is averaged are gradients, so that a gradient noise scale can be estimated."""
+    sends_changes: ClassVar[bool] = False
+    """Whether what is left unsent are changes of parameters (old minus new), not gradients."""
 
     def __init__(self, config: SyncConfig, replica: Replica, averager: BucketAverager) -> None:
         self.config = config
@@ -146,6 +157,11 @@ class SyncMode(ABC):
     def load_state(self, tensors: dict[str, Tensor], numbers: dict[str, int]) -> None:
         """Take over what `state` returned, on the same rank."""
 
+    def take_over(self, unsent: dict[str, Tensor]) -> None:
+        """See to what a mode before this one left unsent: gradients, flat, by parameter name. Where what is left unsent
+        are gradients here as well, the averager carries them."""
+        self.averager.carry(unsent)
+
     def detach(self) -> None:
         """Release the process group and every hook on the model."""
         self.averager.release()
@@ -157,8 +173,54 @@ def flat_exchange(codec: Codec, group: dist.ProcessGroup, tiers: Sequence[Level]
         return Conversation(codec, Ring(NoCodec(NoKnobs()), group, tiers))
     assert isinstance(codec, BlockCodec)
     if codec.sums_at_owners:
-        return Tiers(codec, group, tiers, levels=(), chunk_bytes=CHUNK_BYTES, slow_only=False)
+        plan = make_plan((), group.rank(), group.size())
+        return Tiers(codec, group, tiers, plan, chunk_bytes=CHUNK_BYTES)
     return Ring(codec, group, tiers)
+
+
+def tiered_exchange(
+    codec: Codec,
+    membership: Membership,
+    levels: Sequence[Level],
+    *,
+    chunk_bytes: int = CHUNK_BYTES,
+    slow_only: bool,
+) -> Exchange:
+    """An exchange along levels of the network, the innermost first; see `Tiers`."""
+    if isinstance(codec, JointCodec):
+        plain = NoCodec(NoKnobs())
+        carrier = tiered_exchange(plain, membership, levels, chunk_bytes=chunk_bytes, slow_only=slow_only)
+        return Conversation(codec, carrier)
+    assert isinstance(codec, BlockCodec)
+    plan = make_plan(levels, membership.rank, membership.world_size)
+    return Tiers(codec, membership.group, membership.tiers, plan, chunk_bytes=chunk_bytes, slow_only=slow_only)
+
+
+def copy_buffers(model: nn.Module) -> list[Tensor]:
+    """What `restore_buffers` needs to undo what a forward pass does to a model's buffers."""
+    return [buffer.clone() for buffer in model.buffers()]
+
+
+@torch.no_grad()
+def restore_buffers(model: nn.Module, copies: Sequence[Tensor]) -> None:
+    """Give a model's buffers the values back that they had."""
+    for buffer, copy in zip(model.buffers(), copies, strict=True):
+        buffer.copy_(copy)
+
+
+def step_optimizer(replica: Replica, buffers: Sequence[Tensor]) -> tuple[bool, float]:
+    """Step the optimizer if the gradients are finite; if not, restore the buffers, as the forward pass spoilt them too.
+
+    Whether the step was skipped, and its time, s.
+    """
+    began = time.perf_counter()
+    gradients = [each.grad for each in replica.model.parameters() if each.grad is not None]
+    skipped = not replica.loss_scale.admits(gradients)
+    if skipped:
+        restore_buffers(replica.model, buffers)
+    else:
+        replica.optimizer.step()
+    return skipped, time.perf_counter() - began
 
 
 def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tensor], float]:
@@ -166,6 +228,17 @@ def wait_seconds(futures: list[torch.futures.Future[Tensor]]) -> tuple[list[Tens
     began = time.perf_counter()
     values = [future.wait() for future in futures]
     return values, time.perf_counter() - began
+
+
+def differ(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> bool:
+    """Whether any bit of the tensors differs between the ranks of a group. A collective."""
+    digest = hashlib.blake2b(digest_size=7)
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    own = torch.tensor([int.from_bytes(digest.digest())])
+    others = [torch.empty_like(own) for _ in range(group.size())]
+    dist.all_gather(others, own, group=group)
+    return any(not torch.equal(own, other) for other in others)
 
 
 def average_in_place(tensors: list[Tensor], group: dist.ProcessGroup) -> None:

@@ -2,19 +2,19 @@
 
 from dataclasses import dataclass
 
-from paceline.runtime.compress.base import BlockCodec, Codec, JointCodec
-from paceline.runtime.compress.none import NoCodec
-from paceline.runtime.domain.domains import Categorical, Number, PerRank
-from paceline.runtime.exchange import Conversation, Exchange, Tiers
-from paceline.runtime.knobs import NoKnobs, knob
+from paceline.runtime.compress.base import Codec
+from paceline.runtime.domain.domains import Categorical, PerRank
+from paceline.runtime.exchange import Exchange
+from paceline.runtime.knobs import knob
 from paceline.runtime.mapping.levels import grouping
 from paceline.runtime.membership import Membership
 from paceline.runtime.sync.allreduce import AllReduce
-from paceline.runtime.sync.base import SYNC_MODES, SyncConfig
+from paceline.runtime.sync.base import CHUNK_MB, SYNC_MODES, SyncConfig, tiered_exchange
+from paceline.runtime.sync.parts import LayeredConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class HierarchicalConfig(SyncConfig):
+class HierarchicalConfig(LayeredConfig):
     """Knobs of `hierarchical`."""
 
     groups: str = knob("mapping.groups", PerRank(named=("tiers",), permutation=False), default="tiers")
@@ -22,8 +22,8 @@ class HierarchicalConfig(SyncConfig):
     group number per rank."""
     compressed_tier: str = knob("compress.tier", Categorical(choices=("all", "slow")), default="all")
     """Where the codec applies: at all levels, or at the slow one alone, which joins the outermost groups."""
-    chunk_mb: float = knob("sync.chunk_mb", Number(low=0.0625, high=16.0, log=True), default=0.5)
-    """Size of the chunks of a bucket that follow each other from level to level, MiB of fp32, 0.0625 to 16."""
+    chunk_mb: float = knob("sync.chunk_mb", CHUNK_MB, default=0.5)
+    """Size of the chunks of a bucket that follow each other through an exchange, MiB of fp32, 0.0625 to 16."""
 
 
 @SYNC_MODES.register
@@ -43,14 +43,10 @@ class Hierarchical(AllReduce):
     def make_exchange(cls, config: SyncConfig, codec: Codec, membership: Membership) -> Exchange:
         """Along the groups of `mapping.groups`."""
         assert isinstance(config, HierarchicalConfig)
-        if isinstance(codec, JointCodec):
-            return Conversation(codec, cls.make_exchange(config, NoCodec(NoKnobs()), membership))
-        assert isinstance(codec, BlockCodec)
-        return Tiers(
+        return tiered_exchange(
             codec,
-            membership.group,
-            membership.tiers,
-            levels=grouping(config.groups, membership.tiers),
+            membership,
+            grouping(config.groups, membership.tiers),
             chunk_bytes=int(config.chunk_mb * 2**20),
             slow_only=config.compressed_tier == "slow",
         )

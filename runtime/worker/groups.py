@@ -11,11 +11,10 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from paceline.proto.paceline.v1 import control_pb2
+from paceline.runtime.exchange.base import PEER_TIMEOUT
 
 BUILD_TIMEOUT = timedelta(seconds=8)
 """How long members wait for each other to appear; one may have died since the plan was made."""
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-"""How long a collective waits. A dead peer is noticed at once by its closed connection, not by this."""
 
 
 class Groups:
@@ -26,6 +25,7 @@ class Groups:
         self._connections: set[tuple[int, int]] = set()
         self._severed = False
         self._store: dist.Store | None = None
+        self._current: dist.ProcessGroup | None = None
         self._rendezvous: set[tuple[int, int]] = set()
         self._generation = 0
 
@@ -34,7 +34,7 @@ class Groups:
         return [(member.device, member.incarnation) for member in plan.members].index(self._me)
 
     def enter(self, plan: control_pb2.Plan) -> dist.ProcessGroup:
-        """The group of the plan. The caller has let go of the previous one.
+        """The plan's group of those that train or, at a reducer, of all members. The caller has let go of the previous.
 
         Whether that one is kept is the server's to say: a rank cannot know whether its peers have left it meanwhile.
         """
@@ -57,9 +57,12 @@ class Groups:
                 world_size=len(plan.members),
                 timeout=BUILD_TIMEOUT,
             )
-            dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT)
+            dist.distributed_c10d._set_pg_timeout(PEER_TIMEOUT)
             self._store = store
             self._wait_on(_open_sockets() - before - self._rendezvous)
+            ranks = len(plan.shares) or len(plan.members)
+            trains = self.rank_in(plan) < ranks
+            self._current = self.subgroup(range(ranks)) if trains and ranks < len(plan.members) else self.all_members
         return self.current()
 
     @property
@@ -78,16 +81,22 @@ class Groups:
         # torch names such a group by its ranks, and one of the same ranks that was made before has left its addresses
         # under that name.
         pg_map = dist.distributed_c10d._world.pg_map
-        backend, _ = pg_map[self.current()]
-        pg_map[self.current()] = (backend, dist.PrefixStore(f"subgroups-{self._generation}", self.store))
+        backend, _ = pg_map[self.all_members]
+        pg_map[self.all_members] = (backend, dist.PrefixStore(f"subgroups-{self._generation}", self.store))
         group = dist.new_group(ranks, timeout=BUILD_TIMEOUT, use_local_synchronization=True)
-        dist.distributed_c10d._set_pg_timeout(COLLECTIVE_TIMEOUT, group)
+        dist.distributed_c10d._set_pg_timeout(PEER_TIMEOUT, group)
         self._wait_on(connections | (_open_sockets() - before))
         assert isinstance(group, dist.ProcessGroup)
         return group
 
     def current(self) -> dist.ProcessGroup:
         """The group that was entered last."""
+        assert self._current is not None, "the server sends a plan first"
+        return self._current
+
+    @property
+    def all_members(self) -> dist.ProcessGroup:
+        """The group of the same generation with the reducers behind those that train."""
         group = dist.group.WORLD
         assert group is not None, "the server sends a plan first"
         return group
@@ -123,6 +132,7 @@ class Groups:
 
     def _destroy(self) -> None:
         self._connections = set()
+        self._current = None
         if dist.is_initialized():
             dist.destroy_process_group()
         # A failed step leaves cycles behind that keep the group, and so its threads, alive.

@@ -1,5 +1,8 @@
 """Entry of a worker process: execute the server's commands, one after the other."""
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -10,6 +13,7 @@ from paceline.runtime.convert import from_message, settings_from_message, to_mes
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.errors import PacelineError
+from paceline.runtime.exchange.base import PEER_TIMEOUT
 from paceline.runtime.launch.base import WorkerAddress
 from paceline.runtime.mapping.levels import Level
 from paceline.runtime.measure import StepReport
@@ -17,6 +21,7 @@ from paceline.runtime.membership import Membership
 from paceline.runtime.session import Session
 from paceline.runtime.snapshot.state import ReplicaState
 from paceline.runtime.snapshot.store import SnapshotStore
+from paceline.runtime.sync.reduction_server import serve_reductions
 from paceline.runtime.worker.device import measure_device
 from paceline.runtime.worker.flows import run_flows
 from paceline.runtime.worker.gate import StepGate
@@ -25,6 +30,7 @@ from paceline.runtime.worker.link import ControlLink
 from paceline.runtime.workloads.base import Workload
 
 EVALUATION_BATCH = 64
+STATE_TAG = 1
 
 
 def run_worker(address: WorkerAddress, *, threads: int) -> None:
@@ -52,6 +58,7 @@ class Executor:
         self._workload: Workload | None = None
         self._store: SnapshotStore | None = None
         self._state_complete = False
+        self._reduce: Callable[[], None] | None = None
 
     def steps_done(self) -> int:
         """Steps of the current trial that this rank has done."""
@@ -75,11 +82,12 @@ class Executor:
         match command.WhichOneof("command"):
             case "build":
                 self._build(command.build.plan)
-                session = self._current()
-                built = control_pb2.WorkerMessage.Built(step=session.steps_done, cursor=session.cursor)
-                link.answer(command, built=built)
+                link.answer(command, built=self._built())
             case "run":
-                self._train(link)
+                if self._reduce is not None:
+                    self._reduce()
+                else:
+                    self._train(link)
                 link.answer(command, stopped=self._stopped())
             case "evaluate":
                 if command.evaluate.settle:
@@ -120,10 +128,9 @@ class Executor:
             if session.mode.lockstep:
                 link.report(last)
                 last = None
-        if not session.mode.lockstep:
-            last = session.arrive(self._gate.until, last)
-            if last is not None:
-                link.report(last)
+        last = session.arrive(self._gate.until, last)
+        if last is not None:
+            link.report(last)
         link.flush()
 
     def _current(self) -> Session:
@@ -141,15 +148,26 @@ class Executor:
             step=self._session.steps_done, cursor=self._session.cursor, holds_state=True
         )
 
+    def _built(self) -> control_pb2.WorkerMessage.Built:
+        if self._session is None:
+            return control_pb2.WorkerMessage.Built()
+        return control_pb2.WorkerMessage.Built(step=self._session.steps_done, cursor=self._session.cursor)
+
     def _build(self, plan: control_pb2.Plan) -> None:
-        rank = self._groups.rank_in(plan)
+        rank, ranks = self._groups.rank_in(plan), len(plan.shares)
+        strategy = Strategy.of(settings_from_message(plan.strategy))
+        self._reduce = None
+        if rank >= ranks:
+            self._end_trial()
+            self._groups.enter(plan)
+            self._reduce = partial(serve_reductions, strategy, self._groups.all_members, ranks)
+            return
         if self._session is not None and not plan.keeps_group:
             self._session.suspend()
         if plan.members[rank].needs_state:
             self._begin_trial(plan, rank)
         group = self._groups.enter(plan)
         self._hand_over_state(plan, rank, group)
-        strategy = Strategy.of(settings_from_message(plan.strategy))
         tiers = tuple(Level(name=level.name, groups=tuple(level.groups)) for level in plan.levels)
         membership = Membership(
             generation=plan.generation,
@@ -157,6 +175,7 @@ class Executor:
             shares=tuple(plan.shares),
             store=self._groups.store,
             tiers=tiers,
+            links=self._groups.all_members if ranks < len(plan.members) else None,
             subgroup=self._groups.subgroup,
         )
         self._current().join(membership, strategy, self._current_workload().loss)
@@ -188,13 +207,13 @@ class Executor:
         if rank == plan.source_rank:
             blob = torch.frombuffer(bytearray(self._current().suspended_state.to_bytes()), dtype=torch.uint8)
             for target in needy:
-                dist.send(torch.tensor([blob.numel()]), group_dst=target, group=group)
-                dist.send(blob, group_dst=target, group=group)
+                for message in (torch.tensor([blob.numel()]), blob):
+                    group.send([message], target, STATE_TAG).wait(PEER_TIMEOUT)
         elif rank in needy:
             size = torch.zeros(1, dtype=torch.int64)
-            dist.recv(size, group_src=plan.source_rank, group=group)
+            group.recv([size], plan.source_rank, STATE_TAG).wait(PEER_TIMEOUT)
             blob = torch.empty(int(size), dtype=torch.uint8)
-            dist.recv(blob, group_src=plan.source_rank, group=group)
+            group.recv([blob], plan.source_rank, STATE_TAG).wait(PEER_TIMEOUT)
             self._current().restore(ReplicaState.from_bytes(blob.numpy().tobytes()), own=False)
             _seed(plan.seed, rank, self._current().cursor)
 

@@ -25,7 +25,8 @@ def step(compute: Sequence[float], *, fixed: float = 0.0, seconds: float | None 
     return StepDone(
         step=1, generation=1, seconds=seconds or max(compute), split=StepSplit(), loss=0.0, wire_bytes={}, samples=(),
         noise_scale=None, load_balance_error=0.0, compute_seconds=tuple(compute),
-        optimizer_seconds=(fixed,) * len(compute), staleness=(), exchange_seconds=0.0,
+        optimizer_seconds=(fixed,) * len(compute), staleness=(), skipped=0, loss_scale=1.0,
+        exchange_seconds=0.0,
     )  # fmt: skip
 
 

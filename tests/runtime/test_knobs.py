@@ -128,9 +128,9 @@ def test_domains_of_another_kind_with_equal_fields_have_another_version() -> Non
         (
             {"sync.period": 4},
             r"^sync\.period=4 has no effect with sync\.mode=allreduce; "
-            r"set sync\.mode=local_sgd, or leave sync\.period at its default 8$",
+            r"set sync\.mode=diloco, or leave sync\.period at its default 8$",
         ),
-        ({"compress.ratio": 0.01, "compress.codec": "fp16"}, r"set compress\.codec=topk"),
+        ({"compress.ratio": 0.01, "compress.codec": "fp16"}, r"set compress\.codec=randomk"),
     ],
     ids=lambda value: str(next(iter(value))) if isinstance(value, dict) else "",
 )
@@ -169,7 +169,7 @@ def test_settings_are_read_from_text() -> None:
     ("setting", "message"),
     [
         ("sync.mode", "must be written KNOB=VALUE"),
-        ("sync.period=8", r"^sync\.period=8 has no effect with sync\.mode=allreduce; set sync\.mode=local_sgd"),
+        ("sync.period=8", r"^sync\.period=8 has no effect with sync\.mode=allreduce; set sync\.mode=diloco"),
         ("sync.period=soon", r"^sync\.period=soon: must be a whole number from 1 to 64$"),
         ("sync.mdoe=allreduce", r"did you mean 'sync\.mode'\?"),
         ("compress.error_feedback=maybe", "must be true or false"),

@@ -21,6 +21,8 @@ from tests.runtime.support import assert_every_sample_once, digests, last_snapsh
 MODES = SYNC_MODES.names()
 EXACT: dict[str, dict[str, KnobValue]] = {"async": {"sync.staleness": 0}}
 """What a mode needs so that the same run has the same bits every time."""
+TELLING: dict[str, dict[str, KnobValue]] = {"powersgd": {"compress.rank": 1}}
+"""What a codec needs so that it makes a tiny model's gradients smaller."""
 PAIRS = [
     (mode, codec)
     for mode in MODES
@@ -28,6 +30,11 @@ PAIRS = [
     if knob_space().is_legal({"sync.mode": mode, "compress.codec": codec})
 ]
 GROUPED: dict[str, KnobValue] = {"sync.mode": "hierarchical", "mapping.groups": "1,2,2,2"}
+
+
+def settings_of(mode: str, codec: str) -> dict[str, KnobValue]:
+    """A mode and a codec as they are tested together."""
+    return {"sync.mode": mode, "compress.codec": codec, **EXACT.get(mode, {}), **TELLING.get(codec, {})}
 
 
 def codec_of(spec: TrialSpec) -> Codec:
@@ -121,7 +128,7 @@ def test_buffers_stay_together(embedded: EmbeddedRuntime, mode: str) -> None:
 def test_restored_job_equals_the_uninterrupted_one_bit_for_bit(
     embedded: EmbeddedRuntime, mode: str, codec: str
 ) -> None:
-    assert_restores(embedded, {"sync.mode": mode, "compress.codec": codec, **EXACT.get(mode, {})})
+    assert_restores(embedded, settings_of(mode, codec))
 
 
 def assert_restores(embedded: EmbeddedRuntime, settings: dict[str, KnobValue]) -> None:
@@ -139,8 +146,7 @@ def assert_restores(embedded: EmbeddedRuntime, settings: dict[str, KnobValue]) -
 
 @pytest.mark.parametrize(("mode", "codec"), PAIRS)
 def test_bytes_on_the_wire_equal_the_formula(embedded: EmbeddedRuntime, mode: str, codec: str) -> None:
-    settings = {"sync.mode": mode, "compress.codec": codec, **EXACT.get(mode, {})}
-    spec: TrialSpec = spec_for(embedded, settings, steps=16)
+    spec: TrialSpec = spec_for(embedded, settings_of(mode, codec), steps=16)
     events = list(embedded.run_trial(spec))
     shapes = [p.shape for p in workloads.create("regression").model().parameters()]
     parameters = sum(shape.numel() for shape in shapes)
@@ -150,13 +156,13 @@ def test_bytes_on_the_wire_equal_the_formula(embedded: EmbeddedRuntime, mode: st
         assert isinstance(codec, BlockCodec)
         # Four tensors are four shards; every other rank pushes a gradient to each and pulls its parameters.
         once = (ranks - 1) * sum(codec.payload_bytes(shape.numel()) + 4 * shape.numel() for shape in shapes)
-    elif isinstance(codec, BlockCodec) and (mode == "hierarchical" or codec.sums_at_owners):
+    elif isinstance(codec, BlockCodec) and (mode in ("hierarchical", "reduction_server") or codec.sums_at_owners):
         # Every rank sends all pieces but its own, and then its own to all others.
         pieces = [parameters * (rank + 1) // ranks - parameters * rank // ranks for rank in range(ranks)]
         once = 2 * (ranks - 1) * sum(codec.payload_bytes(piece) for piece in pieces)
     elif isinstance(codec, BlockCodec) and not codec.linear:
         once = ranks * (ranks - 1) * codec.payload_bytes(parameters)
-    exchanges = 16 // int(spec.strategy["sync.period"]) if mode == "local_sgd" else 16
+    exchanges = 16 // int(spec.strategy["sync.period"]) if SYNC_MODES.get(mode).sends_changes else 16
     assert result_of(events).wire_bytes == {"cluster": once * exchanges}
 
 

@@ -56,16 +56,25 @@ class Regression(Workload):
 
     name = "regression"
     doc = "Regression on fixed random data."
-    variants = {"sgd": {}, "momentum": {"momentum": 0.9}, "dropout": {"dropout": 0.5}, "norm": {"norm": True}}
+    variants = {
+        "sgd": {},
+        "momentum": {"momentum": 0.9},
+        "dropout": {"dropout": 0.5},
+        "norm": {"norm": True},
+        "steep": {"steep": True},
+    }
     global_batch = 13
     train_samples = 100
     heldout_samples = 20
 
-    def __init__(self, *, momentum: float = 0.0, dropout: float = 0.0, norm: bool = False) -> None:
+    steep_sample = 8
+    """With `steep`, the gradient of a batch with this sample is too large for fp16, and that of no other."""
+
+    def __init__(self, *, momentum: float = 0.0, dropout: float = 0.0, norm: bool = False, steep: bool = False) -> None:
         generator = torch.Generator().manual_seed(5)
         self._inputs = torch.randn(self.train_samples + self.heldout_samples, 6, generator=generator)
         self._targets = self._inputs @ torch.randn(6, 2, generator=generator)
-        self._momentum, self._dropout, self._norm = momentum, dropout, norm
+        self._momentum, self._dropout, self._norm, self._steep = momentum, dropout, norm, steep
         self._pending: dict[str, Any] | None = None
 
     def model(self) -> nn.Module:
@@ -73,7 +82,8 @@ class Regression(Workload):
         return nn.Sequential(nn.Linear(6, 8), norm, nn.Tanh(), nn.Dropout(self._dropout), nn.Linear(8, 2))
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=self._momentum)
+        lr = 0.8 if self._steep else 0.05
+        optimizer = torch.optim.SGD(parameters, lr=lr, momentum=self._momentum)
         optimizer.register_step_pre_hook(lambda *_: self._reach("optimizer"))
         return optimizer
 
@@ -95,6 +105,12 @@ class Regression(Workload):
         loss = nn.functional.mse_loss(model(inputs), targets)
         if self._pending is not None and self._pending["phase"] == "nan":
             loss, self._pending = loss * float("nan"), None
+        if self._pending is not None and self._pending["phase"] == "spike":
+            loss, self._pending = loss + 1000.0, None
+        if self._steep:
+            loss = loss / 16
+            if (inputs == self._inputs[self.steep_sample]).all(dim=1).any():
+                loss = loss.detach() + 1e6 * (loss - loss.detach())
         if loss.requires_grad:
             loss.register_hook(lambda _: self._reach("backward"))
         return loss

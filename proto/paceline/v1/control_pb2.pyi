@@ -89,6 +89,8 @@ class StepReport(_message.Message):
     OPTIMIZER_SECONDS_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     generation: _builtins.int
     seconds: _builtins.float
@@ -105,6 +107,9 @@ class StepReport(_message.Message):
     rank: _builtins.int
     staleness: _builtins.int
     """Updates of the weights that the gradient knew nothing of when it was applied."""
+    skipped: _builtins.bool
+    """The gradient was not finite and was not applied."""
+    loss_scale: _builtins.float
     @_builtins.property
     def split(self) -> _types_pb2.StepSplit: ...
     @_builtins.property
@@ -127,10 +132,12 @@ class StepReport(_message.Message):
         optimizer_seconds: _builtins.float = ...,
         rank: _builtins.int = ...,
         staleness: _builtins.int = ...,
+        skipped: _builtins.bool = ...,
+        loss_scale: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "local_square_norm", b"local_square_norm", "mean_square_norm", b"mean_square_norm", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "generation", b"generation", "local_square_norm", b"local_square_norm", "loss", b"loss", "mean_square_norm", b"mean_square_norm", "optimizer_seconds", b"optimizer_seconds", "rank", b"rank", "sample_start", b"sample_start", "sample_stop", b"sample_stop", "seconds", b"seconds", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm", "_mean_square_norm", b"_mean_square_norm", "generation", b"generation", "local_square_norm", b"local_square_norm", "loss", b"loss", "loss_scale", b"loss_scale", "mean_square_norm", b"mean_square_norm", "optimizer_seconds", b"optimizer_seconds", "rank", b"rank", "sample_start", b"sample_start", "sample_stop", b"sample_stop", "seconds", b"seconds", "skipped", b"skipped", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__local_square_norm: _TypeAlias = _typing.Literal["local_square_norm"]  # noqa: Y015
     _WhichOneofArgType__local_square_norm: _TypeAlias = _typing.Literal["_local_square_norm", b"_local_square_norm"]  # noqa: Y015

@@ -417,6 +417,8 @@ class StepDone(_message.Message):
     EXCHANGE_SECONDS_FIELD_NUMBER: _builtins.int
     OPTIMIZER_SECONDS_FIELD_NUMBER: _builtins.int
     STALENESS_FIELD_NUMBER: _builtins.int
+    SKIPPED_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """1 for the first."""
     generation: _builtins.int
@@ -428,6 +430,10 @@ class StepDone(_message.Message):
     load_balance_error: _builtins.float
     exchange_seconds: _builtins.float
     """s, at the rank that joined last."""
+    skipped: _builtins.int
+    """Ranks that did not apply a gradient, as it was not finite."""
+    loss_scale: _builtins.float
+    """Smallest of all ranks; 1 where the number format needs none."""
     @_builtins.property
     def split(self) -> _types_pb2.StepSplit: ...
     @_builtins.property
@@ -466,10 +472,12 @@ class StepDone(_message.Message):
         exchange_seconds: _builtins.float = ...,
         optimizer_seconds: _abc.Iterable[_builtins.float] | None = ...,
         staleness: _abc.Iterable[_builtins.int] | None = ...,
+        skipped: _builtins.int = ...,
+        loss_scale: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "noise_scale", b"noise_scale", "split", b"split"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "noise_scale", b"noise_scale", "optimizer_seconds", b"optimizer_seconds", "samples", b"samples", "seconds", b"seconds", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale", "compute_seconds", b"compute_seconds", "exchange_seconds", b"exchange_seconds", "generation", b"generation", "load_balance_error", b"load_balance_error", "loss", b"loss", "loss_scale", b"loss_scale", "noise_scale", b"noise_scale", "optimizer_seconds", b"optimizer_seconds", "samples", b"samples", "seconds", b"seconds", "skipped", b"skipped", "split", b"split", "staleness", b"staleness", "step", b"step", "wire_bytes", b"wire_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__noise_scale: _TypeAlias = _typing.Literal["noise_scale"]  # noqa: Y015
     _WhichOneofArgType__noise_scale: _TypeAlias = _typing.Literal["_noise_scale", b"_noise_scale"]  # noqa: Y015

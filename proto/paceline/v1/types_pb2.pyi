@@ -380,11 +380,32 @@ Global___Strategy: _TypeAlias = Strategy  # noqa: Y015
 class DeviceProfile(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class CodecRatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     FLOPS_FIELD_NUMBER: _builtins.int
     MEM_BW_FIELD_NUMBER: _builtins.int
     NET_LATENCY_FIELD_NUMBER: _builtins.int
     PCIE_BW_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    CODEC_RATES_FIELD_NUMBER: _builtins.int
     flops: _builtins.float
     """FLOP/s, fp32 matrix multiply, all devices busy."""
     mem_bw: _builtins.float
@@ -395,6 +416,10 @@ class DeviceProfile(_message.Message):
     """B/s; 0 where host and device share memory."""
     memory: _builtins.float
     """B."""
+    @_builtins.property
+    def codec_rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """B/s of fp32 encoded and decoded, by codec."""
+
     def __init__(
         self,
         *,
@@ -403,10 +428,11 @@ class DeviceProfile(_message.Message):
         net_latency: _builtins.float = ...,
         pcie_bw: _builtins.float = ...,
         memory: _builtins.float = ...,
+        codec_rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flops", b"flops", "mem_bw", b"mem_bw", "memory", b"memory", "net_latency", b"net_latency", "pcie_bw", b"pcie_bw"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec_rates", b"codec_rates", "flops", b"flops", "mem_bw", b"mem_bw", "memory", b"memory", "net_latency", b"net_latency", "pcie_bw", b"pcie_bw"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -423,7 +449,7 @@ class Device(_message.Message):
     name: _builtins.str
     node: _builtins.str
     kind: _builtins.str
-    """cpu | cuda"""
+    """cpu | cuda:<compute capability>"""
     @_builtins.property
     def profile(self) -> Global___DeviceProfile: ...
     def __init__(

@@ -61,6 +61,8 @@ def step_done(step: int, *, loss: float, noise_scale: float | None = None) -> St
         compute_seconds=(0.015,),
         optimizer_seconds=(0.001,),
         staleness=(0,),
+        skipped=0,
+        loss_scale=1.0,
         exchange_seconds=0.005,
     )
 
