@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from paceline.env.candidates import propose
-from paceline.env.demand import Floats
+from paceline.env.forms import Floats
 from paceline.env.observation import TuningCase
 from paceline.env.scenarios import random_cluster, random_workload
 from paceline.env.simulator import Unknowns, simulate

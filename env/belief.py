@@ -13,8 +13,9 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from paceline.env.demand import Bools, Floats
+from paceline.env.forms import Floats
 from paceline.env.gain import log_gain
+from paceline.env.schedule import Bools
 from paceline.env.simulator import Unknowns, simulate
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.strategy import Strategy

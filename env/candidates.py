@@ -6,16 +6,20 @@ depends on workload and cluster.
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 
+from paceline.env.schedule import complete
+from paceline.env.simulator import Unknowns, simulate
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.domains import Categorical, KnobValue, Number
 from paceline.runtime.domain.knobs import Knob, KnobSpace
 from paceline.runtime.domain.strategy import Strategy
 from paceline.runtime.domain.workload import WorkloadProfile
 from paceline.runtime.errors import IllegalStrategy
-from paceline.runtime.mapping import MAPPERS, batch_shares, device_order, ring_rate
+from paceline.runtime.mapping import MAPPERS, batch_shares, device_order, reducer_devices, ring_rate
+from paceline.runtime.precision import RECIPES
 
 Settings = dict[str, KnobValue]
 Values = Mapping[str, tuple[KnobValue, ...]]
@@ -25,14 +29,20 @@ GRID = 13
 """Values tried of a number knob."""
 MAPPING = {"mapping.order", "mapping.batch_share"}
 """Knobs of the mapping that are always in use."""
-SYSTEMATIC = 0.75
+SYSTEMATIC = 0.5
 """Part of the candidates that may be systematic; the rest are random, for the sake of the knobs that are numbers."""
 UNEVEN_FLOPS = 1.05
 """Ratio of fastest to slowest device from which batch shares by speed are proposed."""
 FASTER_RING = 1.01
 """Ratio to the ring rate in the scheduler's order from which another order is proposed."""
+LAYER_PERIODS = ("1,4", "4,1")
+"""Periods of the layers in the front and in the back that are tried."""
+NEED_TIERS = {("sync.mode", "hierarchical"), ("sync.inner", "tier")}
+"""Names that change nothing, or nothing for the better, where all devices share a node."""
 TRIES_PER_CANDIDATE = 20
 """Random draws per requested candidate before the space counts as used up."""
+DRAWS = 64
+"""Draws of what the simulator does not know, for which good candidates are looked for."""
 
 
 def propose(
@@ -40,19 +50,21 @@ def propose(
 ) -> tuple[Strategy, ...]:
     """Up to `count` distinct legal strategies with one rank per device; index 0 is the default.
 
-    First each choice of a name for the mapping and all of them together; then, with all of them, each other choice of
-    a name and every pair of such choices (hierarchical exchanges with half-width gradients on the slow tier, local SGD
-    with a sparsifying codec, ...); then random combinations drawn from the seed. Names that change nothing on this
-    cluster are left out. Equal arguments give equal candidates. Fewer are returned when the space has no more. Raises
-    IllegalStrategy when even the default cannot run, because the cluster has more devices than the global batch has
-    samples.
+    First each choice of a name for the mapping and all of them together. Then, with all of them, from each other choice
+    of a name and every pair of such choices (hierarchical exchanges with half-width gradients on the slow tier, local
+    SGD with a sparsifying codec, ...) those that promise most: each is the one that by the simulator most improves on
+    the best of those before it, on average over what the simulator does not know. Last random combinations drawn from
+    the seed. Names that change nothing on this cluster are left out. Equal arguments give equal candidates. Fewer are
+    returned when the space has no more. Raises IllegalStrategy when even the default cannot run, because the cluster
+    has more devices than the global batch has samples.
     """
-    _check_shares(space.default, workload, cluster)
+    runs = _Runs(workload, cluster)
+    runs.check(space.default)
 
     def legal(settings: Settings) -> Strategy | None:
         try:
             strategy = space.strategy(settings, world_size=cluster.size)
-            _check_shares(strategy, workload, cluster)
+            runs.check(strategy)
         except IllegalStrategy:
             return None
         return None if _is_idle(strategy) else strategy
@@ -65,23 +77,86 @@ def propose(
     for choice in mapping:
         together = choice | together
     rng = np.random.default_rng(seed)
-    found = dict.fromkeys([space.default])
-    systematic = itertools.chain(mapping, (together | choice for choice in _combinations(space, values, others)))
+    found = dict.fromkeys([space.default, *filter(None, map(legal, mapping))])
+    combined = [
+        [
+            strategy
+            for variant in _variants(space, values, choice)
+            if (strategy := legal(together | variant)) is not None
+        ]
+        for choice in _combinations(others)
+    ]
+    found |= dict.fromkeys(_promising(workload, cluster, [*found], combined, round(SYSTEMATIC * count) - len(found)))
     random = (_random(space, values, together, rng) for _ in range(TRIES_PER_CANDIDATE * count))
-    for proposed, most in ((systematic, round(SYSTEMATIC * count)), (random, count)):
-        for settings in proposed:
-            if len(found) >= most:
-                break
-            strategy = legal(settings)
-            if strategy is not None:
-                found[strategy] = None
-    return tuple(found)
+    for settings in random:
+        if len(found) >= count:
+            break
+        strategy = legal(settings)
+        if strategy is not None:
+            found[strategy] = None
+    return tuple(found)[:count]
 
 
-def _check_shares(strategy: Strategy, workload: WorkloadProfile, cluster: Cluster) -> None:
-    """Raise IllegalStrategy where a rank would be left without a sample."""
-    order = device_order(strategy, cluster, cluster.size)
-    batch_shares(strategy, cluster, order, workload.global_batch)
+def _promising(
+    workload: WorkloadProfile,
+    cluster: Cluster,
+    found: Sequence[Strategy],
+    variants: Sequence[Sequence[Strategy]],
+    count: int,
+) -> list[Strategy]:
+    """Up to `count` strategies, one of the variants of a combination each, in the order in which they add most to those
+    found before."""
+    new = list(dict.fromkeys(strategy for each in variants for strategy in each if strategy not in found))
+    if count <= 0 or not new:
+        return []
+    prediction = simulate(workload, cluster, [*found, *new], _prior())
+    gains = np.where(prediction.failed, 0.0, np.log(prediction.goodput / prediction.goodput[0]))
+    best, gain_of = gains[: len(found)].max(axis=0), dict(zip(new, gains[len(found) :], strict=True))
+    means = dict(zip(new, gains[len(found) :].mean(axis=1).tolist(), strict=True))
+    left = [max(fresh, key=means.__getitem__) for each in variants if (fresh := [one for one in each if one in means])]
+    left = list(dict.fromkeys(left))
+    chosen: list[Strategy] = []
+    while left and len(chosen) < count:
+        added = np.maximum(best, [gain_of[strategy] for strategy in left]).mean(axis=1).tolist()
+        # Where nothing improves on the best, what comes closest.
+        _, _, index = max((gain, means[left[index]], -index) for index, gain in enumerate(added))
+        chosen.append(left.pop(-index))
+        best = np.maximum(best, gain_of[chosen[-1]])
+    return chosen
+
+
+@cache
+def _prior() -> Unknowns:
+    return Unknowns.sample(np.random.default_rng(0), DRAWS)
+
+
+class _Runs:
+    """Knows whether strategies can run on a cluster. Most have their mapping in common."""
+
+    def __init__(self, workload: WorkloadProfile, cluster: Cluster) -> None:
+        self._workload = workload
+        self._cluster = cluster
+        self._refusals: dict[tuple[KnobValue | None, ...], IllegalStrategy | None] = {}
+
+    def check(self, strategy: Strategy) -> None:
+        """Raise IllegalStrategy where a rank would be left without a sample or a reducer without a device."""
+        key = tuple(strategy.get(name) for name in (*sorted(MAPPING), "mapping.reducers"))
+        if key not in self._refusals:
+            try:
+                self._run(strategy)
+            except IllegalStrategy as error:
+                self._refusals[key] = error
+            else:
+                self._refusals[key] = None
+        if (refusal := self._refusals[key]) is not None:
+            raise refusal
+
+    def _run(self, strategy: Strategy) -> None:
+        cluster = self._cluster
+        order = device_order(strategy, cluster, cluster.size)
+        batch_shares(strategy, cluster, order, self._workload.global_batch)
+        (completed,) = complete([strategy])
+        reducer_devices(completed, cluster, order)
 
 
 def _is_idle(strategy: Strategy) -> bool:
@@ -96,10 +171,16 @@ def _values(knob: Knob, cluster: Cluster) -> tuple[KnobValue, ...]:
     flops = [device.profile.flops for device in cluster.devices]
     if knob.name == "mapping.batch_share" and max(flops) <= UNEVEN_FLOPS * min(flops):
         return (knob.default,)
+    if knob.name == "precision.phases":
+        # What a trial of a few steps measured of a strategy would be a mixture of its stages.
+        return (knob.default,)
+    if knob.name == "sync.layer_periods":
+        return (knob.default, *LAYER_PERIODS)
     values = knob.domain.grid(GRID)
-    if knob.name == "sync.mode" and not cluster.tiers:
-        return tuple(value for value in values if value != "hierarchical")
-    return values
+    if knob.name == "precision.compute":
+        kinds = {device.kind for device in cluster.devices}
+        return tuple(value for value in values if RECIPES.get(str(value)).missing(kinds) is None)
+    return values if cluster.tiers else tuple(value for value in values if (knob.name, value) not in NEED_TIERS)
 
 
 def _faster_orders(cluster: Cluster) -> list[str]:
@@ -120,15 +201,19 @@ def _choices(space: KnobSpace, values: Values) -> list[Settings]:
     ]
 
 
-def _combinations(space: KnobSpace, values: Values, choices: Sequence[Settings]) -> Iterator[Settings]:
-    """Nothing, each choice, and each pair; those that bring a knob with names into use, also with its other names."""
+def _combinations(choices: Sequence[Settings]) -> Iterator[Settings]:
+    """Nothing, each choice, and each pair."""
     pairs = (a | b for a, b in itertools.combinations(choices, 2) if a.keys() != b.keys())
-    for settings in itertools.chain([{}], choices, pairs):
-        yield settings
-        complete = {**space.default, **settings}
-        for knob in space.knobs:
-            if knob.requires is not None and isinstance(knob.domain, Categorical) and space.in_use(knob, complete):
-                yield from (settings | {knob.name: value} for value in values[knob.name] if value != knob.default)
+    return itertools.chain([{}], choices, pairs)
+
+
+def _variants(space: KnobSpace, values: Values, settings: Settings) -> Iterator[Settings]:
+    """The settings as they are, and with each other name of each knob with names that they bring into use."""
+    yield settings
+    every = {**space.default, **settings}
+    for knob in space.knobs:
+        if knob.requires is not None and isinstance(knob.domain, Categorical) and space.in_use(knob, every):
+            yield from (settings | {knob.name: value} for value in values[knob.name] if value != knob.default)
 
 
 def _random(space: KnobSpace, values: Values, mapping: Settings, rng: np.random.Generator) -> Settings:

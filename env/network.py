@@ -1,39 +1,30 @@
-"""What an exchange asks of the links of a cluster: how much each rank sends, and how busy that keeps each tier."""
+"""What an exchange asks of the links of a cluster: how much is sent, and how busy that keeps each tier."""
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
+import numpy as np
+
+from paceline.env.forms import Floats, Form, Ints
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.errors import InvalidRequest
 from paceline.runtime.mapping.levels import OUTERMOST
 
 
-class LevelCost(NamedTuple):
-    """One level of an exchange, per byte of payload."""
-
-    seconds: float
-    """Time of the level alone, s/B."""
-    share: float
-    """Largest share of the payload that a rank exchanges; 0 where nothing is sent."""
-    rounds: float
-    """Messages that a rank sends after each other, relative to a ring of all ranks."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """What an all-reduce costs at L levels of groups inside groups, the innermost first, per byte of payload.
+    """What an exchange costs on L legs, per byte of what is exchanged, at the measured rates and without latency."""
 
-    A flat all-reduce has one level. Seconds are at the measured rates, without latency.
-    """
-
-    levels: list[LevelCost]
-    """The levels, [L]."""
-    busy: list[list[float]]
-    """Time that each level keeps each of K uplinks busy, s/B, [L, K]."""
-    sent: list[list[float]]
-    """Bytes that all ranks send at each level on each of T tiers, [L, T]."""
+    seconds: Floats
+    """Time of each leg alone, s/B, [L]."""
+    shares: Floats
+    """As in `Form`, [L]."""
+    rounds: Floats
+    """As in `Form`, [L]."""
+    busy: Floats
+    """Time that each leg keeps each of K uplinks busy, s/B, [L, K]."""
+    sent: Floats
+    """Bytes sent by all on each leg on each of T tiers, [L, T]."""
     on_node: bool
     """Whether devices of one node exchange with each other."""
 
@@ -43,91 +34,82 @@ class Network:
 
     def __init__(self, cluster: Cluster) -> None:
         self.tiers = (*(tier.name for tier in cluster.tiers), OUTERMOST)
-        self._name = cluster.name
-        self._nodes = [device.node for device in cluster.devices]
-        self._links = {(link.source, link.target): link for link in cluster.links}
-        self._uplinks = [rate for tier in cluster.tiers for rate in tier.uplinks]
+        self.legs = max(2, len(self.tiers))
+        self._routes: dict[tuple[tuple[int, ...], Form], Route] = {}
+        self._cluster = cluster
+        names = list(dict.fromkeys(device.node for device in cluster.devices))
+        number = {name: index for index, name in enumerate(names)}
+        self._nodes = np.array([number[device.node] for device in cluster.devices])
+        # Between two nodes with nobody else sending, where the tiers say what all together can.
+        self._rates = np.full((len(names), len(names)), np.nan)
+        for link in cluster.links:
+            if link.source in number and link.target in number:
+                alone = cluster.tiers and link.source != link.target
+                self._rates[number[link.source], number[link.target]] = link.alone if alone else link.bandwidth
+        self._has_gaps = bool(np.isnan(self._rates).any())
+        self._uplinks = np.array([rate for tier in cluster.tiers for rate in tier.uplinks])
         # The way out of each device at each tier, as its place among the uplinks.
-        self._ways: list[list[int]] = []
+        self._ways = np.zeros((len(cluster.tiers), cluster.size), dtype=np.intp)
         first = 0
-        for tier in cluster.tiers:
-            way = {device: first + number for number, group in enumerate(tier.groups) for device in group}
-            self._ways.append([way[device] for device in range(cluster.size)])
+        for row, tier in enumerate(cluster.tiers):
+            for group, members in enumerate(tier.groups):
+                self._ways[row, list(members)] = first + group
             first += len(tier.groups)
 
-    def route(self, order: Sequence[int], levels: Sequence[Sequence[int]]) -> Route:
-        """The route among ranks on the devices of `order`, with the group of each rank at each level but the last.
+    def route(self, devices: Sequence[int], form: Form) -> Route:
+        """The route of an exchange among processes on these devices.
 
-        At each level every group sums what its groups inside have summed, as `runtime.exchange.plan` lays it out.
-        All routes of a cluster have as many levels, those beyond the last without traffic.
-        Raises InvalidRequest where the cluster does not describe a link that the exchange uses.
+        All routes of a cluster have as many legs, those beyond the form's without traffic. Raises InvalidRequest where
+        the cluster does not describe a link that the exchange uses.
         """
-        depth = max(2, len(self.tiers))
-        busy = [[0.0] * (1 + len(self._uplinks)) for _ in range(depth)]
-        sent = [[0.0] * len(self.tiers) for _ in range(depth)]
-        slowest, shares, rounds = ([0.0] * depth for _ in range(3))
-        paths: dict[tuple[int, str, str], float] = {}
-        on_node = False
-        for level, rank, peer, peers, share, amount in _sendings(len(order), levels):
-            sender, receiver = order[rank], order[peer]
-            tier = 0
-            for ways in self._ways:
-                way = ways[sender]
-                if way == ways[receiver]:
-                    break
-                busy[level][way] += amount / self._uplinks[way]
-                tier += 1
-            sent[level][tier] += amount
-            source, target = self._nodes[sender], self._nodes[receiver]
-            seconds = amount / self._rate(source, target)
-            if source == target:
-                on_node = True
-            elif not self._ways:
-                # Without measured tiers all that is known of a path's contention is its own traffic.
-                path = (level, source, target)
-                paths[path] = seconds = paths.get(path, 0.0) + seconds
-            slowest[level] = max(slowest[level], seconds)
-            shares[level] = max(shares[level], share)
-            rounds[level] = max(rounds[level], peers / (len(order) - 1))
-        seconds_alone = (max(path, *uplinks) for path, uplinks in zip(slowest, busy, strict=True))
-        costs = [LevelCost(*cost) for cost in zip(seconds_alone, shares, rounds, strict=True)]
-        return Route(levels=costs, busy=busy, sent=sent, on_node=on_node)
+        key = (tuple(devices), form)
+        if key not in self._routes:
+            self._routes[key] = self._find_route(devices, form)
+        return self._routes[key]
 
-    def _rate(self, source: str, target: str) -> float:
-        """Rate between two nodes, or inside one, as far as these two decide it, B/s; see `ring_rate`."""
-        link = self._links.get((source, target))
-        if link is None:
-            raise InvalidRequest(f"cluster {self._name} describes no link {source}->{target}; probe it again")
-        return link.alone if self._ways and source != target else link.bandwidth
+    def _find_route(self, devices: Sequence[int], form: Form) -> Route:
+        placed = np.array(devices)
+        source, target = placed[form.sender], placed[form.receiver]
+        ways = self._ways[:, source]
+        leaves = ways != self._ways[:, target]
+        tier, flow = leaves.nonzero()
+        # Every form takes in what it sends out, so one direction says all.
+        busy = self._sums(form.leg[flow], ways[tier, flow], form.amount[flow], len(self._uplinks)) / self._uplinks
+        seconds, on_node = self._path_seconds(form, source, target)
+        beyond = [0.0] * (self.legs - len(form.shares))
+        return Route(
+            seconds=np.maximum(seconds, busy.max(axis=1, initial=0.0)),
+            shares=np.array([*form.shares, *beyond]),
+            rounds=np.array([*form.rounds, *beyond]),
+            busy=busy,
+            sent=self._sums(form.leg, leaves.sum(axis=0), form.amount, len(self.tiers)),
+            on_node=on_node,
+        )
 
+    def _sums(self, leg: Ints, place: Ints, amounts: Floats, places: int) -> Floats:
+        """Sums of amounts by leg and place, [L, places]."""
+        sums = np.bincount(leg * places + place, amounts, self.legs * places).astype(np.float64, copy=False)
+        return sums.reshape(self.legs, places)
 
-def _sendings(size: int, levels: Sequence[Sequence[int]]) -> Iterator[tuple[int, int, int, int, float, float]]:
-    """What each rank sends at each level where it sends.
-
-    Yields level, rank, one of the peers that it sends to (all of them are in other groups of the same level), the
-    peers' number, the share of the payload that rank and peers sum up, and what the rank sends in all, as a share of
-    the payload. A flat all-reduce sends as much, but all to the next rank.
-    """
-    shares = [1.0] * size
-    for level, (inner, outer) in enumerate(itertools.pairwise([range(size), *levels, (0,) * size])):
-        teams: dict[int, dict[int, list[int]]] = {}
-        for rank, labels in enumerate(zip(outer, inner, strict=True)):
-            teams.setdefault(labels[0], {}).setdefault(labels[1], []).append(rank)
-        # As many parts as the widest team has groups: in a narrower one some groups are responsible for several.
-        parts = max(len(groups) for groups in teams.values())
-        for groups in teams.values():
-            members = list(groups.values())
-            count = len(members)
-            if count == 1:
-                continue
-            taken = [0] * count
-            for part in range(parts):
-                taken[part * count // parts] += 1
-            for place, group in enumerate(members):
-                following = members[(place + 1) % count]
-                # The others' parts to them, and the sum of its own parts to each of them.
-                sent = (parts - taken[place] + taken[place] * (count - 1)) / parts
-                for seat, rank in enumerate(group):
-                    share = shares[rank]
-                    yield level, rank, following[seat % len(following)], count - 1, share, share * sent
-                    shares[rank] = share * taken[place] / parts
+    def _path_seconds(self, form: Form, source: Ints, target: Ints) -> tuple[Floats, bool]:
+        """Time of each leg as far as the two ends of each path decide it, s/B, [L]; whether any is inside a node."""
+        starts, ends = self._nodes[source], self._nodes[target]
+        seconds = form.amount / self._rates[starts, ends]
+        if self._has_gaps and np.isnan(seconds).any():
+            flow = int(np.argmax(np.isnan(seconds)))
+            a, b = (self._cluster.devices[int(each[flow])].node for each in (source, target))
+            raise InvalidRequest(f"cluster {self._cluster.name} describes no link {a}->{b}; probe it again")
+        inside = starts == ends
+        between = np.where(inside, 0.0, seconds)
+        if self._cluster.tiers:
+            slowest = np.zeros(self.legs)
+            np.maximum.at(slowest, form.leg, between)
+        else:
+            # All that is known of a path's contention is its own traffic.
+            nodes = len(self._rates)
+            slowest = self._sums(form.leg, starts * nodes + ends, between, nodes**2).max(axis=1)
+        on_node = bool(inside.any())
+        if on_node:
+            own = self._sums(form.leg, source, seconds - between, len(self._nodes))
+            slowest = np.maximum(slowest, own.max(axis=1))
+        return slowest, on_node

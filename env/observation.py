@@ -109,7 +109,7 @@ class TuningCase:
             for order, strategy in orders.items()
         }
         default = rates[self.space.default["mapping.order"]]
-        busy = facts.pipelined_seconds / facts.period
+        busy = facts.busy_seconds
         rows = [
             [math.log(rates[strategy["mapping.order"]] / default) for strategy in self.candidates],
             facts.load_balance_error,

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paceline.env.codecs import PRIORS
 from paceline.runtime.domain.cluster import Cluster, Device, DeviceProfile, Link, Tier
 from paceline.runtime.domain.workload import WorkloadProfile
 
@@ -17,6 +18,10 @@ LAB_RATES = (1.25e6, 1.25e8)
 """Rates of a lab's links, B/s: 10 Mbit/s to 1 Gbit/s."""
 RATES = (1e6, 1e11)
 """Rates of other links, B/s."""
+CAPABILITIES = ("7.0", "8.0", "9.0")
+"""Compute capabilities of CUDA devices."""
+CODEC_SPREAD = 0.5
+"""Standard deviation of the log of a codec's rate around what is assumed of it."""
 
 
 def random_workload(rng: np.random.Generator) -> WorkloadProfile:
@@ -81,6 +86,7 @@ def _devices(rng: np.random.Generator, homes: Sequence[int], *, lab: bool) -> tu
     """The devices of the nodes: all alike, of a few kinds, or each a little different."""
     count = len(homes)
     cuda = not lab and rng.random() < 0.4
+    kind = f"cuda:{rng.choice(CAPABILITIES)}" if cuda else "cpu"
     if lab:
         cores = _log_uniform(rng, 0.1, 1.0)
         flops, mem_bw, latency = cores * _log_uniform(rng, 1e10, 1e11), cores * _log_uniform(rng, 4e9, 2e10), 1e-3
@@ -95,11 +101,16 @@ def _devices(rng: np.random.Generator, homes: Sequence[int], *, lab: bool) -> tu
         speeds = rng.choice([1.0, 0.5, 0.25], max(homes) + 1)[list(homes)]
     elif mixed < 0.6:
         speeds = np.exp(rng.uniform(math.log(0.33), 0.0, count))
+    codec_rates = {
+        codec: mem_bw / (prior.passes * math.exp(CODEC_SPREAD * rng.standard_normal()))
+        for codec, prior in PRIORS.items()
+        if prior.passes
+    }
     return tuple(
         Device(
             name=f"node{node}/{'cuda' if cuda else 'cpu'}{index}",
             node=f"node{node}",
-            kind="cuda" if cuda else "cpu",
+            kind=kind,
             profile=DeviceProfile(
                 flops=flops * float(speed),
                 # A share of a core is a share of its memory traffic too; kinds of GPU differ in both alike.
@@ -107,6 +118,7 @@ def _devices(rng: np.random.Generator, homes: Sequence[int], *, lab: bool) -> tu
                 net_latency=latency,
                 pcie_bw=1.2e10 if cuda else 0.0,
                 memory=_log_uniform(rng, 2e8, 4e9) if lab else _log_uniform(rng, 2e9, 8e10),
+                codec_rates={codec: rate * float(speed) for codec, rate in codec_rates.items()},
             ),
         )
         for index, (node, speed) in enumerate(zip(homes, speeds, strict=True))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.env.forms import ring
 from paceline.env.network import Network
 from paceline.env.simulator import Unknowns, simulate
 from paceline.runtime.domain.cluster import Cluster
@@ -94,6 +95,7 @@ def _with_free_network(cluster: Cluster) -> Cluster:
 
 
 def _busiest_tier(cluster: Cluster, strategy: Strategy) -> str | None:
-    busy = np.sum(Network(cluster).route(device_order(strategy, cluster, cluster.size), ()).busy, axis=0)
+    order = device_order(strategy, cluster, cluster.size)
+    busy = np.sum(Network(cluster).route(order, ring(cluster.size)).busy, axis=0)
     tiers = [tier.name for tier in cluster.tiers for _ in tier.groups]
-    return tiers[int(np.argmax(busy[: len(tiers)]))] if tiers else None
+    return tiers[int(np.argmax(busy))] if tiers else None

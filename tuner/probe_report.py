@@ -30,8 +30,10 @@ Matrix = npt.NDArray[np.float64]
 
 
 def as_tables(cluster: Cluster) -> Iterator[Table]:
-    """Devices, tiers, and the rates between nodes where there are few enough of them to read."""
+    """Devices, codecs, tiers, and the rates between nodes where there are few enough of them to read."""
     yield _devices(cluster)
+    if any(device.profile.codec_rates for device in cluster.devices):
+        yield _codecs(cluster)
     if cluster.tiers:
         yield _tiers(cluster)
     nodes = nodes_by_tiers(cluster)
@@ -68,6 +70,18 @@ def _devices(cluster: Cluster) -> Table:
             f"{balance.memory:.2g}",
             f"{balance.network:.2g}",
         )
+    return table
+
+
+def _codecs(cluster: Cluster) -> Table:
+    table = Table("device", title="Encoding and decoding at default knobs, GB/s of fp32", box=SIMPLE_HEAD)
+    names = sorted({name for device in cluster.devices for name in device.profile.codec_rates})
+    for name in names:
+        table.add_column(name, justify="right")
+    for index in _by_tiers(cluster):
+        rates = cluster.devices[index].profile.codec_rates
+        cells = (f"{rates[name] * 1e-9:.2g}" if name in rates else "" for name in names)
+        table.add_row(cluster.devices[index].name, *cells)
     return table
 
 

@@ -26,7 +26,7 @@ RANKS = 8
 SIZES_MB = (4, 16)
 """MB of fp32, 10^6 bytes each."""
 ROUNDS = 7
-CHUNK_MB = 0.5
+CHUNK_MB = 0.25
 NAMES = ("four reducers", "ring", "reducers beside the ranks")
 
 

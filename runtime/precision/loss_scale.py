@@ -52,7 +52,7 @@ class LossScale:
         """Whether the step may be made, with these gradients as the optimizer will see them. Moves the scale."""
         if not self.checks:
             return True
-        norm = torch.nn.utils.get_total_norm(gradients, math.inf)
+        norm = torch.nn.utils.get_total_norm(list(gradients), math.inf)
         finite, self._finite = self._finite & norm.isfinite(), torch.tensor(True)
         if self._scales:
             self._move(bool(finite))

@@ -92,4 +92,7 @@ def _of_pool(
         mem_bw=statistics.fmean(profile.mem_bw for profile in pool),
         net_latency=statistics.median(profile.net_latency for profile in pool),
         memory=min(own.memory, slot.memory or own.memory),
+        codec_rates={
+            codec: statistics.fmean(profile.codec_rates[codec] for profile in pool) for codec in own.codec_rates
+        },
     )

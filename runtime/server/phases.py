@@ -61,8 +61,8 @@ class PhaseWatch:
 
     A stage fails when a step is in `trouble`, or when the smoothed loss is above 1.5 times the best smoothed loss so
     far (plus `MARGIN`). The trial then goes back to the stage before, which lasts twice as long this time. Each stage
-    may fail once; later on only `trouble` counts, and there is no way back from that. After a failure the smoothed loss
-    begins anew, so that one spike cannot fail two stages.
+    may fail once; later on only `trouble` counts, and there is no way back from that. Whatever becomes of a spike, the
+    smoothed loss begins anew after it, so that no other stage fails by it.
     """
 
     def __init__(self, target: Strategy, *, begun: int, step: int) -> None:
@@ -114,7 +114,6 @@ class PhaseWatch:
             )
             if self.falls_back:
                 self._failed.add(self._stage)
-                self._smooth_anew()
             self._settle_in(self._phase_steps * (2 if self.falls_back else 1))
             self._stage, self._entered = self._due, False
         return self._stages[self._stage]
@@ -128,6 +127,8 @@ class PhaseWatch:
         """Take a step; whether another stage is due."""
         if len(self._stages) > 1 and step.step > self._begun and not self.falls_back:
             wrong = trouble(step) or self._spike(step)
+            if wrong:
+                self._smooth_anew()
             if wrong and self._stage > 0 and self._stage not in self._failed:
                 self._due, self._reason = self._stage - 1, wrong
             elif self._stage < self._last and self._is_over(step):

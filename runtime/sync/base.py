@@ -214,7 +214,7 @@ def step_optimizer(replica: Replica, buffers: Sequence[Tensor]) -> tuple[bool, f
     Whether the step was skipped, and its time, s.
     """
     began = time.perf_counter()
-    gradients = [each.grad for each in replica.model.parameters() if each.grad is not None]
+    gradients = (each.grad for each in replica.model.parameters() if each.grad is not None)
     skipped = not replica.loss_scale.admits(gradients)
     if skipped:
         restore_buffers(replica.model, buffers)

@@ -266,9 +266,9 @@ class Periodic(SyncMode):
                 for tensor, saved in zip(weights, own, strict=True):
                     tensor.copy_(saved)
 
-    def take_over(self, residuals: dict[str, Tensor]) -> None:
-        """Add to this rank's next gradient what a mode before left unsent of its gradients, by name, flat."""
-        self._unsent_gradients = {name: residual / self._scale for name, residual in residuals.items()}
+    def take_over(self, unsent: dict[str, Tensor]) -> None:
+        """Add what a mode before left unsent of its gradients to this rank's next gradient."""
+        self._unsent_gradients = {name: gradient / self._scale for name, gradient in unsent.items()}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """By name: the anchors, and of what has arrived but is not due yet the mean change, the parameters at the start

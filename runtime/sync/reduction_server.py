@@ -13,10 +13,11 @@ from paceline.runtime.knobs import NoKnobs, config_from, knob
 from paceline.runtime.membership import Membership
 from paceline.runtime.sync.allreduce import AllReduce
 from paceline.runtime.sync.base import CHUNK_MB, SYNC_MODES, SyncConfig
+from paceline.runtime.sync.parts import LayeredConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReductionServerConfig(SyncConfig):
+class ReductionServerConfig(LayeredConfig):
     """Knobs of `reduction_server`."""
 
     reducers: str = knob(

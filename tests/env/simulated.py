@@ -15,7 +15,15 @@ from paceline.runtime.knobs import knob_space
 
 def ideal(**values: float) -> Unknowns:
     """One draw in which everything is as probed and nothing is lost."""
-    ones = ("compute_efficiency", "link_efficiency", "codec_cost", "bf16_speed", "memory_factor")
+    ones = (
+        "compute_efficiency",
+        "link_efficiency",
+        "codec_cost",
+        "bf16_speed",
+        "fp16_speed",
+        "memory_factor",
+        "best_outer_rate",
+    )
     known = {field.name: float(field.name in ones) for field in dataclasses.fields(Unknowns)}
     return Unknowns(**{name: np.array([value]) for name, value in (known | values).items()})
 

@@ -103,7 +103,7 @@ def test_the_return_is_the_best_log_gain_less_failures() -> None:
     for seed in range(10):
         steps, _ = play(env, seed)
         best, gain = best_trial(env.trials)
-        failed = [trial.failure for trial in env.trials].count("oom")
+        failed = sum(trial.failure is not None for trial in env.trials)
         failures += failed
         assert best["compress.codec"] != "topk"
         assert sum(step[1] for step in steps[1:]) == pytest.approx(gain - FAILURE_COST * failed)
@@ -157,8 +157,9 @@ def small_space() -> KnobSpace:
         "compress.codec": Categorical(choices=("fp16", "none")),
         "sync.mode": Categorical(choices=("allreduce",)),
         "sync.bucket_mb": Number(low=24, high=25, integer=True),
+        "precision.compute": Categorical(choices=("bf16", "fp32")),
     }
-    others = ("mapping.batch_share", "mapping.order", "precision.compute")
+    others = ("mapping.batch_share", "mapping.order")
     knobs = [dataclasses.replace(known[name], domain=domain) for name, domain in narrowed.items()]
     return KnobSpace(knobs=(*knobs, *(known[name] for name in others)))
 

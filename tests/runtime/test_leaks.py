@@ -29,7 +29,15 @@ def test_ranks_that_sat_out_a_smaller_trial_come_back(embedded: EmbeddedRuntime)
         assert result.failure is None, result.message
 
 
-@pytest.mark.parametrize("settings", [{"sync.mode": "allreduce"}, {"sync.mode": "local_sgd", "sync.period": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sync.mode": "allreduce"},
+        {"sync.mode": "local_sgd", "sync.period": 2},
+        {"sync.mode": "diloco", "sync.period": 3, "sync.fragments": 2, "sync.delay": 1},
+        {"sync.mode": "local_sgd", "sync.period": 2, "sync.inner": "tier"},
+    ],
+)
 def test_workers_keep_one_process_group(
     embedded: EmbeddedRuntime, inject: Callable[..., None], settings: dict[str, KnobValue]
 ) -> None:

@@ -14,6 +14,7 @@ from paceline.runtime.domain.events import SnapshotTaken
 from paceline.runtime.domain.trial import TrialSpec
 from paceline.runtime.embedded import EmbeddedRuntime
 from paceline.runtime.knobs import config_from, knob_space
+from paceline.runtime.precision import RECIPES
 from paceline.runtime.samples import SampleStream
 from paceline.runtime.sync import SYNC_MODES
 from tests.runtime.support import assert_every_sample_once, digests, last_snapshot, result_of, spec_for, tensors
@@ -166,7 +167,7 @@ def test_bytes_on_the_wire_equal_the_formula(embedded: EmbeddedRuntime, mode: st
     assert result_of(events).wire_bytes == {"cluster": once * exchanges}
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", [name for name in RECIPES.names() if RECIPES.get(name).missing(["cpu"]) is None])
 def test_loss_falls_in_every_precision(embedded: EmbeddedRuntime, precision: str) -> None:
     events = list(embedded.run_trial(spec_for(embedded, {"precision.compute": precision}, steps=60)))
     curve = result_of(events).heldout_curve

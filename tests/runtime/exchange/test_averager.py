@@ -73,6 +73,53 @@ def test_residual_of_a_parameter_that_was_not_exchanged_is_kept(alone: dist.Proc
     assert {name: value.tolist() for name, value in exact.residuals().items()} == {"a": [1.0, 2.0]}
 
 
+def test_what_is_deferred_is_in_the_next_exchange_with_all_that_came_before(alone: dist.ProcessGroup) -> None:
+    exact, layout = averager(NoCodec(NoKnobs()), alone, RESIDUALS), of(a=2)
+    for kept in ([2.0, 3.0], [3.0, 4.0]):
+        exact.begin_step(measure_norms=False)
+        exact.defer(torch.ones(2), layout)
+        exact.commit_step()
+        assert exact.residuals()["a"].tolist() == kept
+    exact.begin_step(measure_norms=False)
+    exact.defer(torch.ones(2), layout)
+    # The step fails.
+    assert exchange(exact, layout).tolist() == [3.0, 4.0]
+    assert set(exact.residuals()) == {"b"}
+    assert exchange(exact, layout).tolist() == [0.0, 0.0]
+
+
+class Late(Ring):
+    """Arrives when it is told to, and drops everything."""
+
+    def start(
+        self, bucket: Tensor, layout: Layout, unsent: Tensor | None, meter: StepMeter
+    ) -> torch.futures.Future[Tensor]:
+        self.arriving: torch.futures.Future[Tensor] = torch.futures.Future()
+        self.bucket, self.unsent = bucket, unsent
+        return self.arriving
+
+    def arrive(self) -> None:
+        assert self.unsent is not None
+        self.unsent.add_(self.bucket)
+        self.arriving.set_result(self.bucket.zero_())
+
+
+def test_exchange_may_outlive_its_step(alone: dist.ProcessGroup) -> None:
+    late = Late(TopK(TopKConfig(ratio=0.3)), alone, ())
+    averager = BucketAverager(late)
+    averager.begin_step(measure_norms=False)
+    mean = averager.start(torch.tensor([1.0, 2.0]), of(a=2))
+    averager.commit_step()
+    assert averager.meter.busy_seconds() == 0.0
+    averager.begin_step(measure_norms=False)
+    late.arrive()
+    assert mean.wait().tolist() == [0.0, 0.0]
+    averager.commit_step()
+    assert averager.meter.busy_seconds() > 0.0
+    assert averager.meter.busy_seconds() == 0.0
+    assert averager.residuals()["a"].tolist() == [1.0, 2.0]
+
+
 def test_residual_of_a_step_that_failed_is_delivered_by_the_next(alone: dist.ProcessGroup) -> None:
     exact = averager(NoCodec(NoKnobs()), alone, RESIDUALS)
     exchange(exact, of(a=2), commit=False)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from paceline.runtime.domain.domains import KnobValue
 from paceline.runtime.domain.events import SnapshotTaken
 from paceline.runtime.domain.snapshot import Snapshot
 from paceline.runtime.embedded import EmbeddedRuntime
@@ -38,7 +39,7 @@ def steep_steps(steps: int) -> list[int]:
     return [1 + int(place) // batch for place in (order == Regression.steep_sample).nonzero()]
 
 
-def settings_of(mode: str, **more: str) -> Settings:
+def settings_of(mode: str, **more: KnobValue) -> Settings:
     """In fp16, and so that the same run has the same bits every time."""
     fixed: dict[str, Settings] = {"async": {"sync.staleness": 0}, "local_sgd": {"sync.period": 4}}
     return {"precision.compute": "fp16", "sync.mode": mode, **fixed.get(mode, {}), **more}
@@ -72,11 +73,10 @@ def test_exactly_the_steps_that_overflow_are_skipped(embedded: EmbeddedRuntime, 
         assert numbers_of(embedded, snapshot) == [state] * 4
 
 
-@pytest.mark.parametrize("codec", ["topk", "powersgd"])
-def test_a_skipped_step_leaves_no_trace_but_the_scale(embedded: EmbeddedRuntime, codec: str) -> None:
+@pytest.mark.parametrize("codec", [{"compress.codec": "topk"}, {"compress.codec": "powersgd", "compress.rank": 1}])
+def test_a_skipped_step_leaves_no_trace_but_the_scale(embedded: EmbeddedRuntime, codec: Settings) -> None:
     """Neither in weights, nor in the optimizer, nor in what a codec keeps."""
-    settings = settings_of("allreduce", **{"compress.codec": codec})
-    spec = spec_for(embedded, settings, steps=8, workload="regression/steep", snapshot_every=1)
+    spec = spec_for(embedded, settings_of("allreduce", **codec), steps=8, workload="regression/steep", snapshot_every=1)
     events = run(embedded, spec)
     snapshots = {event.snapshot.step: event.snapshot for event in events if isinstance(event, SnapshotTaken)}
     (skipped,) = steep_steps(8)
@@ -105,7 +105,7 @@ def test_layers_that_wait_lose_what_overflowed_and_nothing_else(embedded: Embedd
 @pytest.mark.parametrize("settings", [{}, {"compress.codec": "topk"}], ids=str)
 @pytest.mark.parametrize("mode", ["allreduce", "local_sgd", "async"])
 def test_restored_job_in_fp16_equals_the_uninterrupted_one(
-    embedded: EmbeddedRuntime, mode: str, settings: dict[str, str]
+    embedded: EmbeddedRuntime, mode: str, settings: Settings
 ) -> None:
     fields = {"workload": "regression/steep", "steps": STEPS}
     chosen = settings_of(mode, **settings)

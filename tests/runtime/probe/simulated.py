@@ -79,7 +79,14 @@ def two_racks(*, flops: Sequence[float] = (1e10,) * 4, uplink: float = 12.5e6) -
                 name=f"{node}/cpu0",
                 node=node,
                 kind="cpu",
-                profile=DeviceProfile(flops=each, mem_bw=4e9, net_latency=1e-3, pcie_bw=0.0, memory=2**30),
+                profile=DeviceProfile(
+                    flops=each,
+                    mem_bw=4e9,
+                    net_latency=1e-3,
+                    pcie_bw=0.0,
+                    memory=2**30,
+                    codec_rates={"fp16": 2e9, "topk": 3e8},
+                ),
             )
             for node, each in zip(nodes, flops, strict=True)
         ),

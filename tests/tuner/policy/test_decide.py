@@ -49,7 +49,7 @@ def test_every_session_can_be_played_to_the_end(explorer: Policy) -> None:
 def test_random_policy_depends_on_seed_and_session() -> None:
     first, second = simulated_session(3, trials=0), simulated_session(4, trials=0)
     chosen = {
-        name: [RandomPolicy(seed).choose(session.case, session.trials) for seed in range(40)]
+        name: [RandomPolicy(seed).choose(session.case, session.trials) for seed in range(100)]
         for name, session in (("first", first), ("second", second))
     }
     assert set(chosen["first"]) == set(range(1, CANDIDATES))
