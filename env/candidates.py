@@ -104,25 +104,25 @@ def _promising(
     variants: Sequence[Sequence[Strategy]],
     count: int,
 ) -> list[Strategy]:
-    """Up to `count` strategies, one of the variants of a combination each, in the order in which they add most to those
-    found before."""
+    """Up to `count` strategies, one of the variants of a combination each, that one after the other add most to those
+    found before; in the order of the combinations, so that places say nothing."""
     new = list(dict.fromkeys(strategy for each in variants for strategy in each if strategy not in found))
     if count <= 0 or not new:
         return []
     prediction = simulate(workload, cluster, [*found, *new], _prior())
-    gains = np.where(prediction.failed, 0.0, np.log(prediction.goodput / prediction.goodput[0]))
-    best, gain_of = gains[: len(found)].max(axis=0), dict(zip(new, gains[len(found) :], strict=True))
-    means = dict(zip(new, gains[len(found) :].mean(axis=1).tolist(), strict=True))
-    left = [max(fresh, key=means.__getitem__) for each in variants if (fresh := [one for one in each if one in means])]
-    left = list(dict.fromkeys(left))
-    chosen: list[Strategy] = []
+    all_gains = np.where(prediction.failed, 0.0, np.log(prediction.goodput / prediction.goodput[0]))
+    best, gains = all_gains[: len(found)].max(axis=0), all_gains[len(found) :]
+    means, rows = gains.mean(axis=1), {strategy: row for row, strategy in enumerate(new)}
+    known = ([rows[strategy] for strategy in each if strategy in rows] for each in variants)
+    left = list(dict.fromkeys(max(each, key=means.__getitem__) for each in known if each))
+    chosen: list[int] = []
     while left and len(chosen) < count:
-        added = np.maximum(best, [gain_of[strategy] for strategy in left]).mean(axis=1).tolist()
+        added = np.maximum(best, gains[left]).mean(axis=1)
         # Where nothing improves on the best, what comes closest.
-        _, _, index = max((gain, means[left[index]], -index) for index, gain in enumerate(added))
-        chosen.append(left.pop(-index))
-        best = np.maximum(best, gain_of[chosen[-1]])
-    return chosen
+        place = int(np.lexsort((means[left], added))[-1])
+        chosen.append(left.pop(place))
+        best = np.maximum(best, gains[chosen[-1]])
+    return [new[row] for row in sorted(chosen)]
 
 
 @cache

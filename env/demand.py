@@ -12,7 +12,7 @@ import numpy as np
 from paceline.env.codecs import message, slowest_rates
 from paceline.env.exchanges import PLANNED_BY, Placement, exchange, inner_route, once_per, plan
 from paceline.env.forms import Floats
-from paceline.env.network import Network
+from paceline.env.network import network_of
 from paceline.env.schedule import Bools, Columns, complete, schedule
 from paceline.runtime.domain.cluster import Cluster
 from paceline.runtime.domain.strategy import Strategy
@@ -112,7 +112,7 @@ def demand(
     ranks, gradient = world_size or cluster.size, workload.gradient_bytes
     owners = min(ranks, workload.parameter_tensors)
     profiles = [device.profile for device in cluster.devices]
-    network, knobs = Network(cluster), Columns(strategies)
+    network, knobs = network_of(cluster), Columns(strategies)
     order, mode = knobs["mapping.order"], knobs["sync.mode"]
     placements = once_per(order, lambda index: Placement.of(strategies[index], cluster, ranks))
     works = once_per(

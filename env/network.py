@@ -1,7 +1,8 @@
 """What an exchange asks of the links of a cluster: how much is sent, and how busy that keeps each tier."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
@@ -27,6 +28,24 @@ class Route:
     """Bytes sent by all on each leg on each of T tiers, [L, T]."""
     on_node: bool
     """Whether devices of one node exchange with each other."""
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Equal for the same object only: to compare two clusters takes longer than to find a route."""
+
+    identity: int
+    cluster: Cluster = field(compare=False)
+
+
+def network_of(cluster: Cluster) -> "Network":
+    """The network of a cluster; while it is among the last ones asked for, with the routes that are known already."""
+    return _network_of(_Same(id(cluster), cluster))
+
+
+@lru_cache(16)
+def _network_of(same: _Same) -> "Network":
+    return Network(same.cluster)
 
 
 class Network:

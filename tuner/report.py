@@ -34,6 +34,8 @@ def as_json(result: TrialResult, *, mlflow_run_id: str | None) -> dict[str, Any]
             "wire_bytes": result.wire_bytes,
             "link_utilisation": result.link_utilisation,
             "load_balance_error": result.load_balance_error,
+            "staleness": result.staleness,
+            "skipped_steps": result.skipped_steps,
             "start_seconds": result.start_seconds,
             "snapshot": result.snapshot or None,
             "failure": result.failure,

@@ -192,6 +192,10 @@ class TrialResult:
     """One line about the failure."""
     link_utilisation: dict[str, float] = field(default_factory=dict)
     """Rate of the traffic on the busiest link of each tier / what that link can carry."""
+    staleness: float = 0.0
+    """Updates of the weights that a gradient knew nothing of when it was applied, mean; 0 in synchronous modes."""
+    skipped_steps: int = 0
+    """Steps that were not applied, or not by all ranks, as a gradient was not finite."""
 
     @property
     def heldout_loss(self) -> float | None:

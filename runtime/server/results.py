@@ -69,6 +69,8 @@ def trial_result(
         failure=failure,
         message=message,
         link_utilisation=record.link_use.utilisation,
+        staleness=statistics.fmean(ages) if (ages := [age for step in counted for age in step.staleness]) else 0.0,
+        skipped_steps=sum(step.skipped > 0 for step in record.steps),
     )
 
 

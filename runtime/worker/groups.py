@@ -123,7 +123,7 @@ class Groups:
                     with socket.socket(fileno=os.dup(descriptor)) as connection:
                         # Gloo takes the end of its listening socket for a fatal error.
                         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                            connection.shutdown(socket.SHUT_RDWR)
+                            connection.shutdown(socket.SHUT_RD)
 
     def leave(self) -> None:
         """Destroy the group, and be ready for another."""

@@ -66,7 +66,7 @@ def test_only_the_random_part_depends_on_the_seed(
     assert len(set(names)) == 16
 
 
-def test_the_promising_come_first(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
+def test_the_promising_are_proposed(space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf) -> None:
     """Where the network is slow, what spares it; where it is fast, what computes faster."""
     slow, fast = (
         propose(space, dataclasses.replace(workload, flops_per_sample=flops), cluster, count=12, seed=0)

@@ -63,7 +63,10 @@ DOMAINS: st.SearchStrategy[Domain] = st.one_of(
 )
 
 CONSTRAINED: dict[type, dict[str, st.SearchStrategy[Any]]] = {
-    DeviceProfile: dict.fromkeys(("flops", "mem_bw", "net_latency", "pcie_bw", "memory"), positive),
+    DeviceProfile: {
+        **dict.fromkeys(("flops", "mem_bw", "net_latency", "pcie_bw", "memory"), positive),
+        "codec_rates": st.dictionaries(st.text(), positive, max_size=3),
+    },
     Link: dict.fromkeys(("bandwidth", "alone", "latency"), positive),
     TimedChange: {"step": st.integers(1, 2**31), "seconds": st.none()},
     Budget: {"steps": st.integers(1, 2**31), "seconds": st.none() | positive, "target_loss": st.none() | reals},

@@ -15,7 +15,8 @@ from paceline.tuner.report import as_json, as_table
 PUBLISHED = {
     *("workload", "cluster", "strategy", "steps", "samples", "seconds", "examples_per_second"),
     *("goodput", "goodput_interval", "goodput_basis", "heldout_loss", "heldout_curve", "step_seconds"),
-    *("wire_bytes", "link_utilisation", "load_balance_error", "start_seconds", "snapshot", "failure", "mlflow_run_id"),
+    *("wire_bytes", "link_utilisation", "load_balance_error", "staleness", "skipped_steps"),
+    *("start_seconds", "snapshot", "failure", "mlflow_run_id"),
 }
 
 

@@ -1,6 +1,7 @@
 """A tuning session in MLflow: one parent run, and one child run per trial."""
 
 import dataclasses
+import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
@@ -142,6 +143,9 @@ def _step_metrics(step: StepDone) -> dict[str, float]:
         **{f"step/wire_bytes/{tier}": sent for tier, sent in step.wire_bytes.items()},
         "step/load_balance_error": step.load_balance_error,
         **({} if step.noise_scale is None else {"step/noise_scale": step.noise_scale}),
+        **({"step/staleness": statistics.fmean(step.staleness)} if any(step.staleness) else {}),
+        **({"step/skipped": step.skipped} if step.skipped else {}),
+        **({"step/loss_scale": step.loss_scale} if step.loss_scale != 1 else {}),
     }
 
 
@@ -164,6 +168,8 @@ def _result_metrics(result: TrialResult) -> dict[str, float]:
         **{f"wire_bytes/{tier}": sent for tier, sent in result.wire_bytes.items()},
         **{f"link_utilisation/{tier}": use for tier, use in result.link_utilisation.items()},
         "load_balance_error": result.load_balance_error,
+        "staleness": result.staleness,
+        "skipped_steps": result.skipped_steps,
         "peak_memory_bytes": result.peak_memory_bytes,
         "start_seconds": result.start_seconds,
         **{name: value for name, value in optional.items() if value is not None},

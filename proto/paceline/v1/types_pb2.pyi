@@ -918,6 +918,8 @@ class TrialResult(_message.Message):
     FAILURE_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     LINK_UTILISATION_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    SKIPPED_STEPS_FIELD_NUMBER: _builtins.int
     workload: _builtins.str
     cluster: _builtins.str
     world_size: _builtins.int
@@ -945,6 +947,10 @@ class TrialResult(_message.Message):
     failure: _builtins.str
     """Label."""
     message: _builtins.str
+    staleness: _builtins.float
+    """Mean over gradients, updates."""
+    skipped_steps: _builtins.int
+    """Steps with a gradient that was not finite."""
     @_builtins.property
     def strategy(self) -> Global___Strategy: ...
     @_builtins.property
@@ -990,10 +996,12 @@ class TrialResult(_message.Message):
         failure: _builtins.str | None = ...,
         message: _builtins.str = ...,
         link_utilisation: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        staleness: _builtins.float = ...,
+        skipped_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "goodput_interval", b"goodput_interval", "noise_scale", b"noise_scale", "step_seconds", b"step_seconds", "strategy", b"strategy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "cluster", b"cluster", "examples_per_second", b"examples_per_second", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "generations", b"generations", "goodput", b"goodput", "goodput_basis", b"goodput_basis", "goodput_interval", b"goodput_interval", "heldout_curve", b"heldout_curve", "link_utilisation", b"link_utilisation", "load_balance_error", b"load_balance_error", "message", b"message", "noise_scale", b"noise_scale", "peak_memory_bytes", b"peak_memory_bytes", "samples", b"samples", "seconds", b"seconds", "snapshot", b"snapshot", "start_seconds", b"start_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "strategy", b"strategy", "wire_bytes", b"wire_bytes", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_failure", b"_failure", "_noise_scale", b"_noise_scale", "cluster", b"cluster", "examples_per_second", b"examples_per_second", "examples_per_second_interval", b"examples_per_second_interval", "failure", b"failure", "generations", b"generations", "goodput", b"goodput", "goodput_basis", b"goodput_basis", "goodput_interval", b"goodput_interval", "heldout_curve", b"heldout_curve", "link_utilisation", b"link_utilisation", "load_balance_error", b"load_balance_error", "message", b"message", "noise_scale", b"noise_scale", "peak_memory_bytes", b"peak_memory_bytes", "samples", b"samples", "seconds", b"seconds", "skipped_steps", b"skipped_steps", "snapshot", b"snapshot", "staleness", b"staleness", "start_seconds", b"start_seconds", "step_seconds", b"step_seconds", "steps", b"steps", "strategy", b"strategy", "wire_bytes", b"wire_bytes", "workload", b"workload", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__failure: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
     _WhichOneofArgType__failure: _TypeAlias = _typing.Literal["_failure", b"_failure"]  # noqa: Y015
