@@ -159,12 +159,20 @@ def message(workload: WorkloadProfile, rates: Mapping[str, float], strategy: Str
     )
 
 
+MOST_SHAPES = 1000
+"""Tensors of a bucket that a joint codec is asked about; of more, an equal part of them."""
+
+
 def _payload(workload: WorkloadProfile, codec: Codec, buckets: int) -> int:
     """Bytes of so many buckets of about equal size, encoded."""
     elements, larger = divmod(workload.parameters, buckets)
     if isinstance(codec, BlockCodec):
         return larger * codec.payload_bytes(elements + 1) + (buckets - larger) * codec.payload_bytes(elements)
-    return buckets * codec.bucket_bytes(_shapes(elements, workload.parameter_tensors // buckets))
+    # A profile that somebody sends may have fewer parameters than tensors.
+    tensors = max(1, min(workload.parameter_tensors // buckets, elements))
+    listed = min(tensors, MOST_SHAPES)
+    part = codec.bucket_bytes(_shapes(elements * listed // tensors, listed))
+    return buckets * part * tensors // listed
 
 
 def _shapes(elements: int, tensors: int) -> list[torch.Size]:

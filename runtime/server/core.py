@@ -152,7 +152,7 @@ class Runtime:
         if self._profiles and not self._fresh_probe and (kept := self._profiles.load(self.launcher)):
             return kept
         began = time.perf_counter()
-        cluster = await probe_cluster(self.launcher, workers, self._generations.plan(workers))
+        cluster = await probe_cluster(self.launcher, workers, self._generations.plan(workers, ranks=len(workers)))
         self.probe_seconds = time.perf_counter() - began
         self._keep(cluster)
         return cluster

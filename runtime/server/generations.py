@@ -78,17 +78,18 @@ class Generations:
         self.fleet = fleet
         self._snapshot_url = snapshot_url
         self._number = 0
-        # Members of the plan that made the newest group; whoever sat out since then may know an older one.
-        self._grouped: tuple[Worker, ...] = ()
+        # Members of the plan that made the newest groups, and how many of them train; whoever sat out since then may
+        # know older ones.
+        self._grouped: tuple[tuple[Worker, ...], int] = ((), 0)
         # The server hosts the rendezvous store, so that it outlives every worker.
         self._store = dist.TCPStore(fleet.launcher.host, 0, is_master=True, wait_for_workers=False)
 
-    def plan(self, workers: Sequence[Worker]) -> control_pb2.Plan:
-        """A plan of the next number with nothing but members and store."""
+    def plan(self, workers: Sequence[Worker], *, ranks: int) -> control_pb2.Plan:
+        """A plan of the next number with nothing but members, of which the first `ranks` train, and store."""
         self._number += 1
         members = [control_pb2.Member(device=worker.device, incarnation=worker.incarnation) for worker in workers]
-        keeps_group = self._grouped == tuple(workers)
-        self._grouped = tuple(workers)
+        keeps_group = self._grouped == (tuple(workers), ranks)
+        self._grouped = tuple(workers), ranks
         return control_pb2.Plan(
             generation=self._number,
             keeps_group=keeps_group,
@@ -128,7 +129,7 @@ class Generations:
                 for rank, worker in enumerate(workers)
                 if worker in standing and standing[worker].step >= oldest
             }
-            plan = self.plan(members)
+            plan = self.plan(members, ranks=world_size)
             plan.trial_id, plan.workload, plan.seed = trial_id, spec.workload, spec.seed
             plan.strategy.CopyFrom(strategy_to_message(strategy))
             plan.shares.extend(shares)
@@ -187,7 +188,7 @@ class Generations:
 
     async def abort(self, workers: Sequence[Worker]) -> dict[Worker, Standing]:
         """Make all survivors leave their groups; what each of them holds. Those that do not answer are killed."""
-        self._grouped = ()
+        self._grouped = (), 0
 
         async def leave(worker: Worker) -> control_pb2.WorkerMessage.Stopped | None:
             try:

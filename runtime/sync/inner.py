@@ -10,7 +10,7 @@ from paceline.runtime.compress.none import NoCodec
 from paceline.runtime.exchange import BucketAverager, Ring, StepMeter
 from paceline.runtime.knobs import NoKnobs
 from paceline.runtime.mapping.levels import Level
-from paceline.runtime.membership import Membership
+from paceline.runtime.membership import Membership, destroy_groups
 from paceline.runtime.snapshot.state import model_tensors, optimizer_state
 from paceline.runtime.sync.allreduce import AllReduce, AllReduceConfig
 from paceline.runtime.sync.base import LossFunction, Replica, StepOutcome, SyncConfig, average_in_place, differ
@@ -70,9 +70,9 @@ class InnerGroup:
     def detach(self) -> None:
         """Destroy the group."""
         self._sync.detach()
-        if self._group is not None:
-            dist.destroy_process_group(self._group)
+        groups = [self._group] if self._group is not None else []
         self._group = None
+        destroy_groups(groups)
 
 
 def _group_of(membership: Membership) -> list[int]:

@@ -1,7 +1,6 @@
 """The process group of a generation: built under the generation's store prefix, kept while the members stay."""
 
 import contextlib
-import gc
 import os
 import socket
 import stat
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from paceline.proto.paceline.v1 import control_pb2
 from paceline.runtime.exchange.base import PEER_TIMEOUT
+from paceline.runtime.membership import destroy_groups
 
 BUILD_TIMEOUT = timedelta(seconds=8)
 """How long members wait for each other to appear; one may have died since the plan was made."""
@@ -123,7 +123,7 @@ class Groups:
                     with socket.socket(fileno=os.dup(descriptor)) as connection:
                         # Gloo takes the end of its listening socket for a fatal error.
                         if not connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                            connection.shutdown(socket.SHUT_RD)
+                            connection.shutdown(socket.SHUT_RDWR)
 
     def leave(self) -> None:
         """Destroy the group, and be ready for another."""
@@ -133,10 +133,7 @@ class Groups:
     def _destroy(self) -> None:
         self._connections = set()
         self._current = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        # A failed step leaves cycles behind that keep the group, and so its threads, alive.
-        gc.collect()
+        destroy_groups(list(dist.distributed_c10d._world.pg_map))
 
 
 def _open_sockets() -> set[tuple[int, int]]:

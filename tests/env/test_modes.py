@@ -280,3 +280,15 @@ def test_what_codecs_lose(facts_of: Callable[..., Demand]) -> None:
 
 def test_codecs_have_a_prior() -> None:
     assert set(CODECS.names()) == set(PRIORS)
+
+
+@pytest.mark.parametrize("parameters", [1, 7, 2**53])
+@pytest.mark.parametrize("tensors", [1, 1000, 2**53])
+def test_absurd_workloads_cost_no_memory_and_have_figures(
+    space: KnobSpace, workload: WorkloadProfile, cluster_of: ClusterOf, parameters: int, tensors: int
+) -> None:
+    profile = dataclasses.replace(workload, parameters=parameters, parameter_tensors=tensors)
+    strategies = [space.strategy({"compress.codec": codec}) for codec in ("randomk", "powersgd")]
+    sent = demand(profile, cluster_of("a", "b"), strategies).wire_bytes
+    assert np.isfinite(sent).all()
+    assert (sent.sum(axis=1) > 0).all()

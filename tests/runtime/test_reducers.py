@@ -121,3 +121,11 @@ def test_reducers_without_a_device_of_their_own_are_refused(
     spec = spec_for(embedded, {**SPARE, "mapping.reducers": reducers}, steps=2, world_size=world_size)
     with pytest.raises(InvalidRequest, match=message):
         run(embedded, spec)
+
+
+def test_the_same_workers_may_all_train_next(embedded: EmbeddedRuntime) -> None:
+    expected = digests(last_snapshot(run(embedded, spec_for(embedded, {}, steps=3))), "model")
+    for ranks, settings in ((2, SPARE), (4, {}), (3, SPARE), (4, {})):
+        events = run(embedded, spec_for(embedded, settings, steps=3, world_size=ranks))
+        assert result_of(events).failure is None
+    assert digests(last_snapshot(events), "model") == expected

@@ -43,7 +43,7 @@ REFUSED: list[tuple[Settings, dict[str, Any], type[Exception], str]] = [
         {},
         InvalidRequest,
         "compress.ratio=0.1 has no effect with compress.codec=none; "
-        "set compress.codec=topk, or leave compress.ratio at its default 0.05",
+        "set compress.codec=randomk, or leave compress.ratio at its default 0.05",
     ),
     (
         {"mapping.order": "0,1"},
