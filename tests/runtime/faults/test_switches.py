@@ -53,11 +53,11 @@ def test_rank_killed_while_a_live_switch_is_established(
     switching, killed = Switching(embedded, on_event), list[Worker]()
     plan = Generations.plan
 
-    def plan_and_kill(self: Generations, workers: tuple[Worker, ...]) -> object:
+    def plan_and_kill(self: Generations, workers: tuple[Worker, ...], *, ranks: int) -> object:
         if switching.requests and not killed:
             killed.append(workers[1])
             self.fleet.fence(workers[1])
-        return plan(self, workers)
+        return plan(self, workers, ranks=ranks)
 
     monkeypatch.setattr(Generations, "plan", plan_and_kill)
     spec = switched_spec(embedded, before)
@@ -114,10 +114,10 @@ def test_switch_that_no_attempt_can_establish_is_refused(
     switching = Switching(embedded, on_event)
     plan = Generations.plan
 
-    def plan_and_inject(self: Generations, workers: tuple[Worker, ...]) -> object:
+    def plan_and_inject(self: Generations, workers: tuple[Worker, ...], *, ranks: int) -> object:
         if switching.requests:
             inject(step=5, position=5, phase="forward")
-        return plan(self, workers)
+        return plan(self, workers, ranks=ranks)
 
     monkeypatch.setattr(Generations, "plan", plan_and_inject)
     result = result_of(switching.run(switched_spec(embedded, {}), {4: {"sync.bucket_mb": 1.0}}))
