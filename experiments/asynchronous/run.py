@@ -17,7 +17,7 @@ from experiments.resumable import Results, spread, table
 
 HERE = Path(__file__).parent
 CLUSTER, WORKLOAD = "mixed-devices", "bytes-lm/small"
-SECONDS, SEEDS = 40.0, 3
+SECONDS, SEEDS = 25.0, 3
 STRATEGIES = {
     "synchronous, even shares (default)": [],
     "synchronous, shares by speed": ["mapping.batch_share=proportional"],
