@@ -119,9 +119,13 @@ def plan(
         only_last = strategy["compress.tier"] == "slow"
     elif levels and strategy["sync.inner"] == "tier":
         groups, only_last = [levels[-1].groups], True
-    elif not sums.owners:
-        gathered = 1 if sums.linear else ranks
-        return Plan(network.route(order, forms.ring(ranks)), gathered=gathered, decoded=gathered)
+    tiered = mode == "hierarchical" or bool(groups)
+    groups = [labels for labels in groups if 1 < len(set(labels)) < ranks]
+    if not groups:
+        if mode != "reduction_server" and (sums.linear or not (sums.owners or tiered)):
+            gathered = 1 if sums.linear else ranks
+            return Plan(network.route(order, forms.ring(ranks)), gathered=gathered, decoded=gathered)
+        chunk_bytes = math.inf
     form = forms.nested(tuple(groups)) if groups else forms.pairs(ranks)
     last = max((leg for leg, share in enumerate(form.shares) if share), default=0)
     # What ranks encode in agreement stays encoded all the way.

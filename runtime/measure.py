@@ -28,7 +28,7 @@ class StepReport:
     sample_stop: int
     """One past the last."""
     staleness: int = 0
-    """Updates of the weights that its gradient knew nothing of when it was applied."""
+    """Updates of the weights that its gradient knew nothing of; see `StepOutcome`."""
     skipped: bool = False
     """Whether its gradient, or the mean that it is part of, was not finite, so that it was not applied."""
     loss_scale: float = 1.0

@@ -61,6 +61,12 @@ class Plan:
     """Whether what encoding a sum drops can be added to a later bucket, as a rank that trains has encoded it."""
 
     @property
+    def pipelines(self) -> bool:
+        """Whether a chunk can be on one link while the next is on another: between levels, or to and from who adds up.
+        Ranks that are all peers fill all their links at every stage."""
+        return self.levels > 1 or not self.feeds_back
+
+    @property
     def home(self) -> tuple[tuple[int, int], ...]:
         """Lanes whose total is complete at this rank before it is gathered; over all ranks each lane once, or never."""
         return self.stages[self.levels - 1].holds if self.stages else ((0, self.lanes),)

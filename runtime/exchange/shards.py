@@ -1,10 +1,12 @@
 """Parameters in shards, one at each rank, to which all ranks push gradients and from which they pull.
 
-Between two barriers each rank serves every peer with a thread, and talks to all of them with one thread of its own.
+Between two barriers each rank serves every peer with a thread, and talks to all of them with two of its own, one that
+pushes and one that pulls.
 A request is a header of four numbers: what is asked for, and the step, part and version that it is about.
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, TypeVar
@@ -24,6 +26,8 @@ T = TypeVar("T")
 PUSH, PULL, BYE = range(3)
 REQUEST_TAG, PUSHED_TAG, VERSION_TAG, PULLED_TAG = range(1 << 14, (1 << 14) + 4)
 
+RELEASED = "the shards were released"
+
 Update = Callable[[Tensor, float], Tensor]
 """Applies the mean gradient of a step, given the mean staleness of its parts; returns a copy of the new parameters."""
 
@@ -31,32 +35,40 @@ Update = Callable[[Tensor, float], Tensor]
 class Shard:
     """The parameters that one rank keeps for all, and the updates they have had. Safe to use from many threads."""
 
-    def __init__(self, values: Tensor, *, parts: int, version: int, update: Update) -> None:
-        """`values` are the flat parameters after `version` updates; a step is complete with so many `parts`."""
+    def __init__(self, values: Tensor, *, parts: int, lateness: int, version: int, update: Update) -> None:
+        """`values` are the flat parameters after `version` updates, each with `parts` gradients; that of a part of step
+        t is in update t + `lateness` at the latest."""
         self._values = values
         self._parts = parts
+        self._lateness = lateness
         self._version = version
         self._update = update
-        self._received: dict[int, dict[int, tuple[Tensor, int]]] = {}
+        self._waiting: dict[tuple[int, int], tuple[int, Tensor]] = {}
+        self._missing: dict[int, int] = {}
+        self._complete = version
         self._changed = threading.Condition()
         self._error: BaseException | None = None
 
     def push(self, step: int, part: int, read: int, gradient: Tensor) -> None:
         """Take the gradient of a part of a step, made with parameters of version `read`.
 
-        Steps are applied in order, each once all its parts are there, so every part is weighed equally and no update
-        depends on who was faster.
+        As soon as `parts` gradients wait, whoever made them, they are applied, unless one of an earlier step is due.
         """
         with self._changed:
-            self._received.setdefault(step, {})[part] = (gradient, step - 1 - read)
-            while len(self._received.get(self._version + 1, ())) == self._parts:
-                received = self._received.pop(self._version + 1)
-                # In order of parts, so that the sum has the same bits every time.
-                gradients, ages = zip(*(received[part] for part in sorted(received)), strict=True)
+            self._waiting[step, part] = (read, gradient)
+            self._missing[step] = self._missing.get(step, self._parts) - 1
+            while self._missing.get(self._complete + 1) == 0:
+                self._complete += 1
+                del self._missing[self._complete]
+            while len(self._waiting) >= self._parts and self._complete >= self._version + 1 - self._lateness:
+                # The oldest first, and always added in the same order: without lateness the sum has the same bits.
+                reads, gradients = zip(
+                    *(self._waiting.pop(key) for key in sorted(self._waiting)[: self._parts]), strict=True
+                )
                 total = gradients[0]
                 for other in gradients[1:]:
                     total.add_(other)
-                self._values = self._update(total, sum(ages) / len(ages))
+                self._values = self._update(total, self._version - sum(reads) / self._parts)
                 self._version += 1
             self._changed.notify_all()
 
@@ -95,6 +107,9 @@ class Shards(Exchange):
         self._served = StepMeter()
         self._served_lock = threading.Lock()
         self._client = ThreadPoolExecutor(1, thread_name_prefix="shards-client")
+        self._puller = ThreadPoolExecutor(1, thread_name_prefix="shards-puller")
+        self._pull_seconds = 0.0
+        self._released = threading.Event()
         self._servers = ThreadPoolExecutor(max(1, self.world_size), thread_name_prefix="shards-server")
         self._serving: set[Future[None]] = set()
 
@@ -168,7 +183,12 @@ class Shards(Exchange):
 
     def pull(self, version: int) -> "Future[list[tuple[int, Tensor]]]":
         """Ask for all shards, each once its version is at least this: their versions and values, by rank."""
-        return self._client.submit(self._pull, self.group, version)
+        return self._puller.submit(self._pull, self.group, version)
+
+    def pull_ahead(self, busy_seconds: float) -> "Future[list[tuple[int, Tensor]]]":
+        """Ask for all shards as they are, so late that the answer comes when so many seconds are over, but not later:
+        twice the time that it took last is allowed for it."""
+        return self._puller.submit(self._pull_ahead, self.group, busy_seconds)
 
     def result(self, future: "Future[T]") -> T:
         """Wait for a future. Raises what ended the serving of a peer, should that come first."""
@@ -201,11 +221,21 @@ class Shards(Exchange):
     def release(self) -> None:
         """End the threads and let go of the group."""
         if self._shard is not None:
-            self._shard.fail(RuntimeError("the shards were released"))
+            self._shard.fail(RuntimeError(RELEASED))
+        self._released.set()
         wait(self._serving, timeout=RELEASE_SECONDS)
+        self._puller.shutdown(wait=False, cancel_futures=True)
         self._client.shutdown(wait=False, cancel_futures=True)
         self._servers.shutdown(wait=False, cancel_futures=True)
         super().release()
+
+    def _pull_ahead(self, group: dist.ProcessGroup, busy_seconds: float) -> list[tuple[int, Tensor]]:
+        if self._released.wait(max(0.0, busy_seconds - 2 * self._pull_seconds)):
+            raise RuntimeError(RELEASED)
+        began = time.perf_counter()
+        replies = self._pull(group, 0)
+        self._pull_seconds = time.perf_counter() - began
+        return replies
 
     def _pull(self, group: dist.ProcessGroup, version: int) -> list[tuple[int, Tensor]]:
         request = torch.tensor([PULL, 0, 0, version])

@@ -6,6 +6,7 @@ no process group per tier has to be made when the job changes.
 """
 
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -45,14 +46,14 @@ class Tiers(Exchange):
         slow_only: bool = False,
         links: dist.ProcessGroup | None = None,
     ) -> None:
-        """Exchange as planned, in chunks of about `chunk_bytes` of fp32.
+        """Exchange as planned, in chunks of about `chunk_bytes` of fp32 where the plan has use for them.
 
         With `slow_only` the codec applies to the outermost level alone; the others carry fp32.
         """
         super().__init__(codec, group, tiers, links=links)
         self._block = codec
         self._plan = plan
-        self._chunk_elements = max(1, chunk_bytes // 4)
+        self._chunk_elements = max(1, chunk_bytes // 4) if plan.pipelines else sys.maxsize
         self._coded_levels = range(self._plan.levels - 1 if slow_only else 0, self._plan.levels if codec.lossy else 0)
         self._packing = Packing(codec)
         self._tag = FIRST_TAG

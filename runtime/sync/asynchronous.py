@@ -52,9 +52,11 @@ class Asynchronous(SyncMode):
 
     The parameters are sharded, by whole tensors, over the ranks. A rank that is free takes the next part of the sample
     stream, computes its gradient with the newest parameters it has, pushes that to the shards and goes on, pulling
-    parameters meanwhile. A shard applies steps in order, each once the gradients of all its parts are there, whoever
-    made them; so updates are those of synchronous training but for the age of the weights. Step t begins only with
-    weights of at least t - 1 - `staleness` updates: a gradient never misses more. Fast devices do more of the parts.
+    parameters meanwhile, as late as it can without waiting for them. A shard applies an update as soon as it has as
+    many gradients as a step has parts, whoever made them and of whatever step, so a slow rank's come late and nobody
+    else's. Half of `staleness`, rounded down, is how many updates late; the other half how many updates behind its step
+    the weights may be that a rank begins with. So a gradient never misses more than `staleness` updates. Fast devices
+    do more of the parts.
 
     Sources: Ho et al., "More Effective Distributed ML via a Stale Synchronous Parallel Parameter Server", NeurIPS 2013;
     Dutta et al., "Slow and Stale Gradients Can Win the Race" (K-batch-async), arXiv:1803.01113; for the learning rate
@@ -97,6 +99,7 @@ class Asynchronous(SyncMode):
         self._base: int | None = None
         self._version = 0
         self._claimed: Claim | None = None
+        self._busy_seconds = 0.0
         self._pushes: list[torch.futures.Future[Tensor]] = []
         self._pulling: Future[list[tuple[int, Tensor]]] | None = None
         self._under_way = False
@@ -154,8 +157,9 @@ class Asynchronous(SyncMode):
         def flat() -> Tensor:
             return torch.cat([parameter.detach().reshape(-1) for parameter in own]) if own else torch.empty(0)
 
-        parts = self._membership.world_size
-        self._shards.keep(self._layouts, Shard(flat(), parts=parts, version=version, update=update))
+        parts, lateness = self._membership.world_size, self._staleness // 2
+        shard = Shard(flat(), parts=parts, lateness=lateness, version=version, update=update)
+        self._shards.keep(self._layouts, shard)
 
     def set_out(self, steps_done: int) -> None:
         """Begin to serve this rank's shard."""
@@ -171,13 +175,13 @@ class Asynchronous(SyncMode):
         assert claim is not None
         if self._pulling is not None:
             self._load(self._shards.result(self._pulling), self._copy)
-        oldest = claim.step - 1 - self._staleness
+        oldest = claim.step - 1 - (self._staleness + 1) // 2
         if self._version < oldest:
             self._load(self._shards.result(self._shards.pull(oldest)), self._copy)
         self._shards.settle(self._pushes)
-        exposed = time.perf_counter() - began
+        settled = time.perf_counter()
         if self._staleness:
-            self._pulling = self._shards.pull(0)
+            self._pulling = self._shards.pull_ahead(self._busy_seconds)
         self._copy.zero_grad()
         buffers, loss_scale = copy_buffers(self._copy), self.replica.loss_scale
         loss = loss_function(self._copy)
@@ -202,10 +206,11 @@ class Asynchronous(SyncMode):
         if skipped:
             self.averager.discard_step()
         self._count_served(self.averager.meter)
+        self._busy_seconds = time.perf_counter() - settled
         staleness = claim.step - 1 - self._version
         return StepOutcome(
             loss=float(loss.detach()),
-            exposed_seconds=exposed,
+            exposed_seconds=settled - began,
             optimizer_seconds=0.0,
             staleness=staleness,
             skipped=skipped,

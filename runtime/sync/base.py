@@ -80,7 +80,8 @@ class StepOutcome:
     optimizer_seconds: float
     """Time of the optimizer's step, which does not depend on the number of samples, s."""
     staleness: int = 0
-    """Updates of the weights that this rank's gradient knew nothing of when it was applied."""
+    """Updates that the weights behind this rank's gradient lacked of those before its step. A gradient may be applied
+    in a later or earlier update than its step's; on average over a run these are the updates that gradients missed."""
     skipped: bool = False
     """Whether the gradient was not finite, so that it is not applied; its samples count as used."""
 
@@ -186,13 +187,19 @@ def tiered_exchange(
     chunk_bytes: int = CHUNK_BYTES,
     slow_only: bool,
 ) -> Exchange:
-    """An exchange along levels of the network, the innermost first; see `Tiers`."""
+    """An exchange along levels of the network, the innermost first; see `Tiers`.
+
+    Where those group nothing, a ring does the same with fewer messages, if the codec's payloads can be summed on the
+    wire.
+    """
     if isinstance(codec, JointCodec):
         plain = NoCodec(NoKnobs())
         carrier = tiered_exchange(plain, membership, levels, chunk_bytes=chunk_bytes, slow_only=slow_only)
         return Conversation(codec, carrier)
     assert isinstance(codec, BlockCodec)
     plan = make_plan(levels, membership.rank, membership.world_size)
+    if plan.levels == 1 and codec.linear:
+        return Ring(codec, membership.group, membership.tiers)
     return Tiers(codec, membership.group, membership.tiers, plan, chunk_bytes=chunk_bytes, slow_only=slow_only)
 
 
