@@ -33,6 +33,7 @@ def train(
         "examples_per_second": result.examples_per_second,
         "curve": [(point.seconds, point.samples, point.loss) for point in result.heldout_curve],
         "wire_bytes_per_sample": sum(result.wire_bytes.values()) / max(1, result.samples),
+        "staleness": result.staleness,
         "load_balance_error": result.load_balance_error,
         "step_seconds": result.step_seconds.total,
     }

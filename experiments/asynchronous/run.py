@@ -43,6 +43,7 @@ def main() -> None:
                 name,
                 spread([run["examples_per_second"] for run in mine]),
                 spread(ratios),
+                spread([run.get("staleness", 0.0) for run in mine]),
                 spread([loss_at(run, seconds=SECONDS) for run in mine]),
                 spread([loss_at(run, samples=samples) for run, samples in zip(mine, equal, strict=True)]),
             ]
@@ -54,7 +55,14 @@ def main() -> None:
     plt.legend(fontsize="small")
     plt.savefig(HERE / "loss.png", dpi=120)
     text = f"{WORKLOAD} on {CLUSTER}, {SECONDS:g} s each; median [smallest, largest] of {SEEDS} seeds.\n\n"
-    header = ["strategy", "examples/s", "of the default's", f"loss at {SECONDS:g} s", "loss at the default's samples"]
+    header = [
+        "strategy",
+        "examples/s",
+        "of the default's",
+        "updates missed",
+        f"loss at {SECONDS:g} s",
+        "loss at the default's samples",
+    ]
     text += table(header, rows) + "\n![Held-out loss against seconds, seed 0](loss.png)\n"
     (HERE / "table.md").write_text(text)
     print(text)
