@@ -283,13 +283,20 @@ def _share_optimizer_state(optimizer: torch.optim.Optimizer, owners: Sequence[in
     blob = torch.frombuffer(bytearray(save(mine, metadata={"scalars": scalars})), dtype=torch.uint8)
     shared_tensors: dict[str, Tensor] = {}
     shared_scalars: dict[str, object] = {}
-    for source in range(group.size()):
-        size = torch.tensor([blob.numel()])
-        dist.broadcast(size, group_src=source, group=group)
-        received = blob if source == group.rank() else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(received, group_src=source, group=group)
-        raw = received.numpy().tobytes()
+    for raw in _gather_bytes(blob, group):
         header = json.loads(raw[8 : 8 + int.from_bytes(raw[:8], "little")])
         shared_tensors |= load(raw)
         shared_scalars |= json.loads(header["__metadata__"]["scalars"])
     load_optimizer_state(optimizer, shared_tensors, {**rest, "scalars": shared_scalars})
+
+
+def _gather_bytes(own: Tensor, group: dist.ProcessGroup) -> list[bytes]:
+    """What each rank has, uint8, by rank. All go around the ring at once; one broadcast per rank would cross slow links
+    as often, but one after the other."""
+    sizes = [torch.empty(1, dtype=torch.int64) for _ in range(group.size())]
+    dist.all_gather(sizes, torch.tensor([own.numel()]), group=group)
+    padded = torch.zeros(int(max(sizes)), dtype=torch.uint8)
+    padded[: own.numel()] = own
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded, group=group)
+    return [each[: int(size)].numpy().tobytes() for each, size in zip(gathered, sizes, strict=True)]
