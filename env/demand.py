@@ -24,8 +24,6 @@ STATE_COPIES = 5.0
 MODE_COPIES = {"local_sgd": 1.0, "diloco": 2.0, "async": 2.0}
 """The same of what a sync mode keeps besides: the parameters last agreed on and outer momentum; or a second model and
 the parameters that are being pulled."""
-AGE = 1.5
-"""Age of a gradient, in steps of its rank: its parameters were pulled while the one before was computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +169,9 @@ def demand(
         drift_steps=apart * timing.local_steps,
         outer_rate=timing.outer_rate,
         rested_steps=timing.rested_steps,
-        staleness=np.minimum(timing.stale, AGE * unevenness),
+        # While a gradient is computed the others make an update, more of them on a slow device; and few gradients are
+        # as late as they may.
+        staleness=np.minimum(timing.stale / 2, unevenness),
         damped=timing.damped,
         tiers=network.tiers,
         wire_bytes=cost.sent * (timing.due / timing.period)[:, None] + inner_sent,

@@ -122,7 +122,7 @@ def plan(
     tiered = mode == "hierarchical" or bool(groups)
     groups = [labels for labels in groups if 1 < len(set(labels)) < ranks]
     if not groups:
-        if mode != "reduction_server" and (sums.linear or not (sums.owners or tiered)):
+        if mode != "reduction_server" and (sums.linear if tiered else not sums.owners):
             gathered = 1 if sums.linear else ranks
             return Plan(network.route(order, forms.ring(ranks)), gathered=gathered, decoded=gathered)
         chunk_bytes = math.inf

@@ -73,7 +73,7 @@ def test_the_promising_are_proposed(space: KnobSpace, workload: WorkloadProfile,
         for flops, cluster in ((1e4, cluster_of(*"abcd", bandwidth=1e5)), (1e9, cluster_of(*"abcd", bandwidth=1e10)))
     )
     assert all(s["compress.codec"] != "none" or s["sync.mode"] in ("local_sgd", "diloco") for s in slow[1:6])
-    assert {"precision.compute": "bf16"} in [s.differences(space.default) for s in fast[1:6]]
+    assert any(s["precision.compute"] == "bf16" for s in fast[1:6])
     assert all(s["compress.codec"] == "none" for s in fast[1:6])
 
 
