@@ -72,7 +72,7 @@ def main() -> None:
         ]
     text = (
         f"Median [smallest, largest] of {ROUNDS} alternating rounds, s; {RANKS} ranks at 100 Mbit/s, four reducers at "
-        f"250 Mbit/s, chunks of {CHUNK_MB} MiB.\n\n"
+        f"400 Mbit/s, chunks of {CHUNK_MB} MiB.\n\n"
     )
     text += table(["all-reduce of", "how", "seconds", "of the ring's time"], rows)
     (HERE / "table.md").write_text(text)
