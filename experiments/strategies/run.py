@@ -19,12 +19,12 @@ from experiments.resumable import Results, spread, table
 HERE = Path(__file__).parent
 SEEDS = 3
 SECONDS = {
-    ("two-racks", "bytes-lm/small"): 25.0,
-    ("flat-fast", "bytes-lm/small"): 10.0,
-    ("edge-wan", "bytes-lm/small"): 20.0,
-    ("two-racks", "digits-cnn"): 6.0,
-    ("flat-fast", "digits-cnn"): 5.0,
-    ("edge-wan", "digits-cnn"): 6.0,
+    ("two-racks", "bytes-lm/small"): 20.0,
+    ("flat-fast", "bytes-lm/small"): 6.0,
+    ("edge-wan", "bytes-lm/small"): 16.0,
+    ("two-racks", "digits-cnn"): 4.0,
+    ("flat-fast", "digits-cnn"): 3.0,
+    ("edge-wan", "digits-cnn"): 4.0,
 }
 ORDER = "mapping.order=topology"
 LOCAL = ["sync.mode=local_sgd", ORDER]
