@@ -61,7 +61,8 @@ def main() -> None:
     """Measure and write the table."""
     take_times(LAB, prepare, ranks=RANKS, sizes_mb=SIZES_MB, rounds=ROUNDS, folder=HERE)
     entries: dict[str, float] = json.loads((HERE / "results.json").read_text())
-    rate = file.load(LAB).nodes[0].link.up
+    nodes = file.load(LAB).nodes
+    rate, reducer_rate = nodes[0].link.up, nodes[-1].link.up
     rows = []
     for size in SIZES_MB:
         times = {name: [entries[key(size, name, turn)] for turn in range(ROUNDS)] for name in NAMES}
@@ -71,8 +72,8 @@ def main() -> None:
             [f"{size} MB", name, spread(each), f"{statistics.median(each) / ring:.2f}"] for name, each in times.items()
         ]
     text = (
-        f"Median [smallest, largest] of {ROUNDS} alternating rounds, s; {RANKS} ranks at 100 Mbit/s, four reducers at "
-        f"400 Mbit/s, chunks of {CHUNK_MB} MiB.\n\n"
+        f"Median [smallest, largest] of {ROUNDS} alternating rounds, s; {RANKS} ranks at {rate * 8e-6:g} Mbit/s, "
+        f"four reducers at {reducer_rate * 8e-6:g} Mbit/s, chunks of {CHUNK_MB} MiB.\n\n"
     )
     text += table(["all-reduce of", "how", "seconds", "of the ring's time"], rows)
     (HERE / "table.md").write_text(text)

@@ -124,9 +124,13 @@ def _wait_for_a_late_peer(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=GROUP_TIMEOUT)
     averager = BucketAverager(_exchange("none", ()))
     if rank == 1:
+        store.wait(["waiting"])
+        # What is tested is a timeout that must not strike, so its time has to pass.
         time.sleep(2 * GROUP_TIMEOUT.total_seconds())
-    mean = averager.start(torch.full((10,), float(rank)), (("p", torch.Size([10])),)).wait()
-    assert (mean == 0.5).all()
+    mean = averager.start(torch.full((10,), float(rank)), (("p", torch.Size([10])),))
+    if rank == 0:
+        store.set("waiting", "")
+    assert (mean.wait() == 0.5).all()
     averager.release()
     os._exit(0)
 
@@ -138,8 +142,12 @@ def test_a_peer_may_be_later_than_its_group_was_allowed_to_be(tmp_path: Path) ->
 def _fail(rank: int, folder: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 3), rank=rank, world_size=3)
+    store = dist.FileStore(f"{folder}/store", 3)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=3)
+    store.set(f"connected {rank}", "")
     if rank == 2:
+        # It returns from there when its own connections are up, and the others still need it until theirs are.
+        store.wait(["connected 0", "connected 1"])
         os._exit(0)
     averager = BucketAverager(_exchange("none", ()))
     future = averager.start(torch.ones(1000), (("p", torch.Size([1000])),))
